@@ -1,0 +1,3 @@
+"""Robot-policy inference: send what the robot sees, get the next actions back."""
+
+__version__ = "0.1.0"

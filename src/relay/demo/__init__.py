@@ -1,0 +1,1 @@
+"""The built-in robot: a small simulation, its expert, its trained policy and the report."""

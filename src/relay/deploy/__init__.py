@@ -1,0 +1,1 @@
+"""Ways to run the server on machines that are not yours."""

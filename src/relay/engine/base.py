@@ -1,0 +1,99 @@
+"""The interface between the server and a loaded policy. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from relay.protocol.messages import Actions, Observation, Options
+
+Progress = Callable[[str, float], None]
+"""Called with a phase ("loading weights") and the share done, 0 to 1; shown on `/healthz` and the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """What a policy takes and gives, fixed when it is loaded.
+
+    Attributes:
+        model: the name in the metadata, such as `pi05`.
+        cameras: image keys, in the order the model expects them.
+        state_dim: width of `state` in model format; 0 if the policy takes none.
+        action_horizon: steps in a chunk.
+        action_dim: width of an action.
+        num_steps: default number of denoising steps.
+        max_batch: most rows that `infer` accepts at once.
+        image_resolution: (height, width) that frames are resized to.
+        metadata: further keys for the OpenPI handshake, merged over the six standard ones.
+    """
+
+    model: str
+    cameras: tuple[str, ...]
+    state_dim: int
+    action_horizon: int
+    action_dim: int
+    num_steps: int
+    max_batch: int = 8
+    image_resolution: tuple[int, int] = (224, 224)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A validated observation ready for the device; each engine has its own type."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Remarks for the caller, such as a truncated prompt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One row of a device batch: a prepared observation with the options it came with."""
+
+    prepared: Any
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One row's answer: actions as the caller expects them, float32, own memory."""
+
+    actions: Actions
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One row's error; the other rows of the batch are unaffected."""
+
+    error: Exception
+
+
+class Engine(Protocol):
+    """A model loaded on a device."""
+
+    @property
+    def spec(self) -> PolicySpec: ...
+
+    def prepare(self, observation: Observation, options: Options) -> Prepared:
+        """Validate, map units, decode, resize and tokenize; CPU only, any thread, no shared state.
+
+        Raises:
+            ObservationError: naming the field, what came and what is expected.
+        """
+        ...
+
+    def batch_key(self, prepared: Any) -> Hashable:
+        """Requests with equal keys may share a device batch."""
+        ...
+
+    def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
+        """Answer every row, in order; device thread only."""
+        ...
+
+    def warm_up(self, progress: Progress) -> None:
+        """Compile, capture and touch every prepared shape, so that no request pays for it; device thread only."""
+        ...

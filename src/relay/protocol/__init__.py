@@ -1,0 +1,1 @@
+"""Bytes to typed messages and back: markers, messages, images, limits. No I/O, no threads, no torch."""
