@@ -1,0 +1,249 @@
+"""openpi's tensor names to our packed network and back, with every tensor accounted for.
+
+The names are those of openpi's PyTorch checkpoints (openpi: src/openpi/models_pytorch/pi0_pytorch.py). Nothing is
+guessed: a tensor that is unknown, missing or of the wrong shape stops the load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from relay.models.pi0.config import Pi0Config, TransformerSize, VisionSize
+from relay.models.pi0.model import Pi0
+
+_PALIGEMMA = "paligemma_with_expert.paligemma."
+_VISION = _PALIGEMMA + "model.vision_tower.vision_model."
+_PROJECTOR = _PALIGEMMA + "model.multi_modal_projector.linear."
+_LANGUAGE = _PALIGEMMA + "model.language_model."
+_EXPERT = "paligemma_with_expert.gemma_expert.model."
+
+_EMBEDDING = _LANGUAGE + "embed_tokens.weight"
+_TIED_HEAD = _PALIGEMMA + "lm_head.weight"
+_UNUSED = (
+    _LANGUAGE + "norm.weight",  # the prefix's final norm: action sampling reads keys and values only
+    "paligemma_with_expert.gemma_expert.lm_head.weight",  # never set by openpi's converter: random
+)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be loaded faithfully; says which tensors or files, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One of our tensors and the checkpoint tensors it is made of.
+
+    `join` says how: concatenated on axis 0 with `rows` rows each, or stacked on a new axis 0.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    join: Literal["concatenate", "stack"] = "concatenate"
+    rows: tuple[int, ...] | None = None
+
+
+def load_weights(model: Pi0, tensors: Mapping[str, Tensor]) -> None:
+    """Copy a checkpoint's tensors into `model`, cast to the dtype each parameter has.
+
+    Args:
+        tensors: openpi-PyTorch names, with or without lerobot's leading `model.`.
+
+    Raises:
+        CheckpointError: listing every missing, unknown and mis-shaped tensor.
+    """
+    tensors = canonical_names(tensors)
+    parameters = dict(model.named_parameters())
+    problems: list[str] = []
+    known = set(_UNUSED)
+    for packed in packing(model.config):
+        known.update(packed.sources)
+        missing = [name for name in packed.sources if name not in tensors]
+        problems += [f"missing: {name}" for name in missing]
+        if missing:
+            continue
+        parts = [tensors[name] for name in packed.sources]
+        target = parameters[packed.name]
+        wanted = [tuple(part.shape) for part in _split(target, packed)]
+        wrong = [
+            f"wrong shape: {name} is {tuple(part.shape)}, expected {shape}"
+            for name, part, shape in zip(packed.sources, parts, wanted, strict=True)
+            if tuple(part.shape) != shape
+        ]
+        problems += wrong
+        if not wrong:
+            for part, place in zip(parts, _split(target.data, packed), strict=True):
+                place.copy_(part)
+    problems += [f"unknown: {name}" for name in tensors if name not in known]
+    if problems:
+        shown = "\n  ".join(sorted(problems)[:40])
+        more = f"\n  and {len(problems) - 40} more" if len(problems) > 40 else ""
+        raise CheckpointError(
+            f"the checkpoint's tensors do not fit a {model.config.family} network of these sizes:\n  {shown}{more}"
+        )
+
+
+def save_weights(model: Pi0, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The checkpoint tensors of `model` under openpi's names, in `dtype`."""
+    parameters = dict(model.named_parameters())
+    tensors = {_LANGUAGE + "norm.weight": torch.zeros(model.config.language.width, dtype=dtype)}
+    for packed in packing(model.config):
+        for name, part in zip(packed.sources, _split(parameters[packed.name].detach(), packed), strict=True):
+            tensors[name] = part.to(dtype).contiguous().clone()
+    return tensors
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of one safetensors file, memory-mapped."""
+    with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def canonical_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Strip lerobot's `model.` prefix and resolve the tied embedding.
+
+    openpi's `save_model` keeps only `lm_head` of the tied pair; where both exist they are untied copies, and the
+    embedding counts.
+    """
+    named = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    head = named.pop(_TIED_HEAD, None)
+    if head is not None:
+        named.setdefault(_EMBEDDING, head)
+    return named
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the tensors alone tell of a network."""
+
+    family: Literal["pi0", "pi05"]
+    vision_width: int
+    vision_depth: int
+    vision_mlp: int
+    patch: int
+    image_size: int
+    language: TransformerSize
+    expert: TransformerSize
+    query_width: int
+    head_dim: int
+    vocab_size: int
+    action_dim: int
+
+    def vision(self, heads: int) -> VisionSize:
+        """The vision tower, given its number of heads."""
+        return VisionSize(self.vision_width, self.vision_depth, self.vision_mlp, heads, self.patch, self.image_size)
+
+
+def read_sizes(tensors: Mapping[str, Tensor]) -> Sizes:
+    """Family and sizes from the tensors' names and shapes.
+
+    Raises:
+        CheckpointError: when a tensor that tells a size is missing.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in canonical_names(tensors).items()}
+
+    def shape(name: str) -> tuple[int, ...]:
+        if name not in shapes:
+            raise CheckpointError(f"not a pi0 or pi05 checkpoint: it has no tensor {name}")
+        return shapes[name]
+
+    def depth(prefix: str) -> int:
+        return 1 + max(
+            (int(name[len(prefix) :].split(".", 1)[0]) for name in shapes if name.startswith(prefix)), default=-1
+        )
+
+    def transformer(prefix: str) -> TransformerSize:
+        mlp, width = shape(prefix + "layers.0.mlp.up_proj.weight")
+        return TransformerSize(width=width, depth=depth(prefix + "layers."), mlp=mlp)
+
+    vision_width, _, patch, _ = shape(_VISION + "embeddings.patch_embedding.weight")
+    patches, _ = shape(_VISION + "embeddings.position_embedding.weight")
+    action_dim = shape("action_out_proj.weight")[0]
+    return Sizes(
+        family="pi05" if _EXPERT + "layers.0.input_layernorm.dense.weight" in shapes else "pi0",
+        vision_width=vision_width,
+        vision_depth=depth(_VISION + "encoder.layers."),
+        vision_mlp=shape(_VISION + "encoder.layers.0.mlp.fc1.weight")[0],
+        patch=patch,
+        image_size=round(patches**0.5) * patch,
+        language=transformer(_LANGUAGE),
+        expert=transformer(_EXPERT),
+        query_width=shape(_LANGUAGE + "layers.0.self_attn.q_proj.weight")[0],
+        head_dim=shape(_LANGUAGE + "layers.0.self_attn.k_proj.weight")[0],
+        vocab_size=shape(_EMBEDDING)[0],
+        action_dim=action_dim,
+    )
+
+
+def packing(config: Pi0Config) -> Iterator[Packed]:
+    """Every parameter of the network, in the order of one inference, with its checkpoint tensors."""
+    yield from _linear("vision.patch_embedding", _VISION + "embeddings.patch_embedding")
+    yield Packed("vision.position_embedding", (_VISION + "embeddings.position_embedding.weight",))
+    for i in range(config.vision.depth):
+        ours, theirs = f"vision.blocks.{i}.", f"{_VISION}encoder.layers.{i}."
+        yield from _linear(ours + "attention_norm", theirs + "layer_norm1")
+        for kind in ("weight", "bias"):
+            sources = tuple(f"{theirs}self_attn.{part}_proj.{kind}" for part in "qkv")
+            yield Packed(f"{ours}qkv.{kind}", sources, rows=(config.vision.width,) * 3)
+        yield from _linear(ours + "out", theirs + "self_attn.out_proj")
+        yield from _linear(ours + "mlp_norm", theirs + "layer_norm2")
+        yield from _linear(ours + "fc1", theirs + "mlp.fc1")
+        yield from _linear(ours + "fc2", theirs + "mlp.fc2")
+    yield from _linear("vision.final_norm", _VISION + "post_layernorm")
+    yield from _linear("vision.projector", _PROJECTOR.removesuffix("."))
+    yield Packed("token_embedding", (_EMBEDDING,))
+
+    modulated = config.family == "pi05"
+    yield from _blocks("language", _LANGUAGE, config.language, config, modulated=False)
+    yield from _blocks("expert", _EXPERT, config.expert, config, modulated=modulated)
+    yield from _linear("action_in", "action_in_proj")
+    yield from _linear("action_out", "action_out_proj")
+    if modulated:
+        yield from _linear("time_in", "time_mlp_in")
+        yield from _linear("time_out", "time_mlp_out")
+        norms = [
+            f"{_EXPERT}layers.{i}.{norm}.dense."
+            for i in range(config.expert.depth)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        ]
+        norms.append(_EXPERT + "norm.dense.")
+        for kind in ("weight", "bias"):
+            yield Packed(f"modulation_{kind}", tuple(norm + kind for norm in norms), join="stack")
+    else:
+        yield Packed("expert_norm", (_EXPERT + "norm.weight",))
+        yield from _linear("state_in", "state_proj")
+        yield from _linear("action_time_in", "action_time_mlp_in")
+        yield from _linear("action_time_out", "action_time_mlp_out")
+
+
+def _linear(ours: str, theirs: str) -> Iterator[Packed]:
+    for kind in ("weight", "bias"):
+        yield Packed(f"{ours}.{kind}", (f"{theirs}.{kind}",))
+
+
+def _blocks(ours: str, theirs: str, size: TransformerSize, config: Pi0Config, *, modulated: bool) -> Iterator[Packed]:
+    query_rows, head_dim = config.heads * config.head_dim, config.head_dim
+    for i in range(size.depth):
+        block, layer = f"{ours}.{i}.", f"{theirs}layers.{i}."
+        if not modulated:
+            yield Packed(block + "attention_norm", (layer + "input_layernorm.weight",))
+            yield Packed(block + "mlp_norm", (layer + "post_attention_layernorm.weight",))
+        qkv = tuple(f"{layer}self_attn.{part}_proj.weight" for part in "qkv")
+        yield Packed(block + "qkv.weight", qkv, rows=(query_rows, head_dim, head_dim))
+        yield Packed(block + "out.weight", (layer + "self_attn.o_proj.weight",))
+        gate_up = tuple(f"{layer}mlp.{part}_proj.weight" for part in ("gate", "up"))
+        yield Packed(block + "gate_up.weight", gate_up, rows=(size.mlp, size.mlp))
+        yield Packed(block + "down.weight", (layer + "mlp.down_proj.weight",))
+
+
+def _split(tensor: Tensor, packed: Packed) -> tuple[Tensor, ...]:
+    """Views of `tensor` that correspond to each source."""
+    if packed.join == "stack":
+        return tensor.unbind(0)
+    return tensor.split(list(packed.rows)) if packed.rows else (tensor,)
