@@ -1,0 +1,101 @@
+"""The simulation and its expert: exact repetition, kinematics, grasping, and that the task can be done."""
+
+import numpy as np
+import pytest
+
+from relay.demo.drawing import render_all
+from relay.demo.expert import expert_command
+from relay.demo.tabletop import (
+    CUBES,
+    LOWEST_TOOL_M,
+    MAX_JOINT_STEP_RAD,
+    MAX_STEPS,
+    PLATES,
+    Tabletop,
+    joints_for,
+    tool_position,
+)
+
+
+def table_of(seed: int) -> Tabletop:
+    return Tabletop(np.random.default_rng(seed))
+
+
+def solve(table: Tabletop) -> int:
+    while not table.succeeded and table.steps < MAX_STEPS:
+        table.step(expert_command(table))
+    return table.steps
+
+
+def test_the_same_seed_gives_the_same_episode_to_the_bit() -> None:
+    first, second = table_of(7), table_of(7)
+    for _ in range(30):
+        assert np.array_equal(render_all(first), render_all(second))
+        assert (first.joints, first.opening, first.cubes) == (second.joints, second.opening, second.cubes)
+        first.step(expert_command(first))
+        second.step(expert_command(second))
+
+
+def test_another_seed_gives_another_scene() -> None:
+    assert table_of(1).cubes != table_of(2).cubes
+
+
+def test_inverse_kinematics_undoes_forward_kinematics() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        place = rng.uniform((0.15, -0.25, 0.012), (0.45, 0.25, 0.2))
+        assert tool_position(joints_for(place)) == pytest.approx(tuple(place), abs=1e-9)
+
+
+def test_objects_do_not_touch_each_other() -> None:
+    for seed in range(50):
+        table = table_of(seed)
+        places = [*table.plates.values(), *(cube[:2] for cube in table.cubes.values())]
+        gaps = [np.hypot(a[0] - b[0], a[1] - b[1]) for i, a in enumerate(places) for b in places[:i]]
+        assert min(gaps) > 0.06
+
+
+def test_every_task_is_drawn() -> None:
+    tasks = {(table.cube, table.plate) for table in map(table_of, range(100))}
+    assert tasks == {(cube, plate) for cube in CUBES for plate in PLATES}
+
+
+def test_the_expert_solves_every_scene() -> None:
+    steps = []
+    for seed in range(60):
+        table = table_of(seed)
+        steps.append(solve(table))
+        assert table.succeeded, f"scene {seed}"
+    assert np.mean(steps) < 40
+
+
+def test_the_expert_puts_the_wrong_cube_down_and_takes_the_right_one() -> None:
+    table = table_of(3)
+    right = table.cube
+    table.cube = next(cube for cube in CUBES if cube != right)
+    while table.held is None:
+        table.step(expert_command(table))
+    table.cube = right
+    solve(table)
+    assert table.succeeded
+
+
+def test_joints_move_no_faster_than_they_can() -> None:
+    table = table_of(0)
+    before = table.joints
+    table.step((3.0, 2.0, -2.5, 1.0))
+    assert np.abs(np.subtract(table.joints, before)).max() <= MAX_JOINT_STEP_RAD + 1e-12
+
+
+def test_the_table_stops_the_tool() -> None:
+    table = table_of(0)
+    for _ in range(10):
+        table.step((*joints_for((0.3, 0.0, -0.05)), 1.0))
+    assert table.tool[2] == pytest.approx(LOWEST_TOOL_M)
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    table = table_of(4)
+    before = dict(table.cubes), table.joints
+    solve(table.copy())
+    assert (table.cubes, table.joints) == before
