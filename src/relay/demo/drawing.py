@@ -80,7 +80,7 @@ def render(table: Tabletop, camera: str, size: int = IMAGE_SIZE) -> NDArray[np.u
     """One camera's picture, uint8 RGB (size, size, 3)."""
     view = camera_of(table, camera)
     image = Image.new("RGB", (size, size), BACKGROUND)
-    painter = _Painter(ImageDraw.Draw(image), view, size)
+    painter = Painter(ImageDraw.Draw(image), view, size)
     _draw_table(painter, table)
     _add_cubes(painter, table)
     if camera == "base_0_rgb":
@@ -116,11 +116,11 @@ def camera_of(table: Tabletop, camera: str) -> Camera:
 _BASE_CAMERA = Camera.looking_at((0.92, 0.0, 0.62), (0.29, 0.0, 0.045), (0.0, 0.0, 1.0), 2.25)
 
 
-class _Painter:
+class Painter:
     """Paints flat things at once and solid ones later, farthest first."""
 
     def __init__(self, draw: ImageDraw.ImageDraw, camera: Camera, size: int) -> None:
-        self._draw = draw
+        self.draw = draw
         self._camera = camera
         self._size = size
         self._solids: list[tuple[float, Callable[[], None]]] = []
@@ -147,7 +147,7 @@ class _Painter:
             for axis, sign, corners, shade in _BOX_FACES
             if outside[sign, axis]
         ]
-        self._add(centre, partial(self._faces, faces))
+        self.add(centre, partial(self._faces, faces))
 
     def add_limb(self, start: Array, end: Array, radius: float, colour: Colour) -> None:
         """A round bar between two points."""
@@ -155,29 +155,29 @@ class _Painter:
         if depth.min() <= 0.03:
             return
         width = max(2, int(self._size * self._camera.focal * radius / depth.mean()))
-        self._add((start + end) / 2, partial(self._limb, _pixels(pixels), width, colour))
+        self.add((start + end) / 2, partial(self._limb, _pixels(pixels), width, colour))
 
     def finish(self) -> None:
         """Paint the solid things, farthest first."""
         for _, paint in sorted(self._solids, key=lambda solid: -solid[0]):
             paint()
 
-    def _add(self, centre: Array, paint: Callable[[], None]) -> None:
+    def add(self, centre: Array, paint: Callable[[], None]) -> None:
         self._solids.append((float(np.linalg.norm(centre - self._camera.eye)), paint))
 
     def _polygon(self, pixels: Array, depth: Array, colour: Colour) -> None:
         if depth.min() > NEAREST_M:
-            self._draw.polygon(_pixels(pixels), fill=colour)
+            self.draw.polygon(_pixels(pixels), fill=colour)
 
     def _faces(self, faces: list[tuple[list[tuple[float, float]], Colour]]) -> None:
         for corners, colour in faces:
-            self._draw.polygon(corners, fill=colour)
+            self.draw.polygon(corners, fill=colour)
 
     def _limb(self, ends: list[tuple[float, float]], width: int, colour: Colour) -> None:
-        self._draw.line(ends, fill=colour, width=width)
+        self.draw.line(ends, fill=colour, width=width)
         for x, y in ends:
             r = width / 2
-            self._draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
+            self.draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
 
 
 _BOX_CORNERS = np.array([(x, y, z) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)
@@ -192,7 +192,7 @@ _BOX_FACES = (
 )
 
 
-def _draw_table(painter: _Painter, table: Tabletop) -> None:
+def _draw_table(painter: Painter, table: Tabletop) -> None:
     painter.tiles(_TILE_CORNERS, _TILES)
     for name, (x, y) in table.plates.items():
         colour = PLATE_COLOURS[name]
@@ -210,7 +210,7 @@ _TILES = [
 ]
 
 
-def _add_cubes(painter: _Painter, table: Tabletop) -> None:
+def _add_cubes(painter: Painter, table: Tabletop) -> None:
     for name, (x, y, height) in table.cubes.items():
         painter.flat(_SQUARE * (CUBE_HALF_M * 1.15) + (x, y, 0.0), SHADOW)
         painter.add_box(np.array([x, y, height + CUBE_HALF_M]), np.full(3, CUBE_HALF_M), CUBE_COLOURS[name])
@@ -219,7 +219,7 @@ def _add_cubes(painter: _Painter, table: Tabletop) -> None:
 _SQUARE = np.array([(-1, -1, 0), (1, -1, 0), (1, 1, 0), (-1, 1, 0)], float)
 
 
-def _add_arm(painter: _Painter, table: Tabletop) -> None:
+def _add_arm(painter: Painter, table: Tabletop) -> None:
     yaw, shoulder_angle, _ = table.joints
     shoulder = np.array([0.0, 0.0, SHOULDER_HEIGHT_M])
     elbow_reach = LINK_M * math.cos(shoulder_angle)
@@ -234,7 +234,7 @@ def _add_arm(painter: _Painter, table: Tabletop) -> None:
     painter.add_limb(elbow, wrist, 0.024, FOREARM)
 
 
-def _add_gripper(painter: _Painter, table: Tabletop) -> None:
+def _add_gripper(painter: Painter, table: Tabletop) -> None:
     painter.add_limb(_above(table, TOOL_LENGTH_M), _above(table, 0.045), 0.018, DARK_METAL)
     spread = (0.010 + 0.022 * table.opening) * 1.15
     for side in (-1, 1):
