@@ -1,8 +1,8 @@
 """What can be wrong with a message, as three exceptions.
 
-    ProtocolError(ValueError)
-    ├── InvalidPayload      the bytes cannot be decoded into a request
-    └── ObservationError    decoded, but not acceptable: names the field, what came and what is expected
+ProtocolError(ValueError)
+├── InvalidPayload      the bytes cannot be decoded into a request
+└── ObservationError    decoded, but not acceptable: names the field, what came and what is expected
 """
 
 

@@ -20,6 +20,7 @@ MAX_DECODED_BYTES: Final = 256 * 1024 * 1024
 MAX_PROMPT_BYTES: Final = 4_096
 
 MAX_SESSIONS_PER_CONNECTION: Final = 1_024
+MAX_SESSION_ID_CHARS: Final = 256
 MAX_OUTSTANDING_REQUESTS: Final = 4
 """Requests one connection may have in flight before the server stops reading from it."""
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from relay.protocol.errors import InvalidPayload, ObservationError
+from relay.protocol.msgpack_numpy import pack, unpack
+from relay.protocol.options import Options, take_options, take_session_id
+from relay.protocol.wording import child_path, quoted, shown
 
 Observation: TypeAlias = Mapping[str, Any]
 """What the robot sees, by the model's or the robot's own keys, transport keys removed.
@@ -17,31 +22,6 @@ Image slots hold uint8 arrays `(H, W, 3)` or `(T, H, W, 3)`, complete JPEG/PNG/W
 
 Actions: TypeAlias = "NDArray[np.float32] | Mapping[str, NDArray[np.float32]]"
 """One array `(horizon, dim)` or named groups of arrays, float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a request asks for besides the observation; validated once, when the message is decoded.
-
-    Attributes:
-        num_steps: denoising steps; None means the engine's default.
-        seed: starting-noise seed in [-2^63, 2^64); None draws a fresh one.
-        noise: starting noise float32 in the model's own shape `(horizon, action_dim)`; never together with `seed`.
-        adapter: name of a LoRA adapter the server holds.
-        deadline_ms: how long the reply is still useful, counted from the arrival of the request.
-        prev_actions, inference_delay, execution_horizon: real-time chunking; all three or none.
-        executed_actions: float32 `(n, action_dim)` really executed since the last observation.
-    """
-
-    num_steps: int | None = None
-    seed: int | None = None
-    noise: NDArray[np.float32] | None = None
-    adapter: str | None = None
-    deadline_ms: float | None = None
-    prev_actions: NDArray[np.float32] | None = None
-    inference_delay: int | None = None
-    execution_horizon: int | None = None
-    executed_actions: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +38,83 @@ class Infer:
 @dataclass(frozen=True, slots=True)
 class Reset:
     """Forget every session of the connection."""
+
+
+def decode_request(data: bytes | str) -> Infer | Reset:
+    """Read one message of a client; the transport keys are checked here and leave the observation.
+
+    Raises:
+        InvalidPayload: for a text or empty frame, undecodable bytes, a value that is no map, an unknown `endpoint`.
+        ObservationError: for a transport key whose value is not acceptable; the sentence names the key.
+    """
+    if isinstance(data, str):
+        raise InvalidPayload("text frame; a request is one binary MessagePack message")
+    if not data:
+        raise InvalidPayload("empty frame; a request is one binary MessagePack message")
+    value = unpack(data)
+    if not isinstance(value, dict):
+        raise InvalidPayload(f"the message is {shown(value)}; a request is a map")
+    observation = _with_text_keys(cast("dict[str | bytes, Any]", value), "")
+    endpoint_named = "endpoint" in observation
+    endpoint = _text(observation.pop("endpoint", "infer"))
+    if endpoint == "reset":
+        return Reset()
+    if endpoint != "infer":
+        raise InvalidPayload(f"endpoint is {shown(endpoint)}; expected 'infer' or 'reset'")
+    session_id = take_session_id(observation)
+    options = take_options(observation)
+    return Infer(observation, options, session_id, endpoint_named)
+
+
+def encode_reply(
+    actions: Actions,
+    policy_timing: Mapping[str, float],
+    server_timing: Mapping[str, float],
+    notes: Sequence[str] = (),
+) -> bytes:
+    """The OpenPI reply map; timings are in milliseconds. `notes` is there only when it has entries.
+
+    `actions` is the only array in it: openpi's ActionChunkBroker slices every array of a reply along axis 0
+    (openpi: packages/openpi-client/src/openpi_client/action_chunk_broker.py).
+    """
+    reply: dict[str, Any] = {
+        "actions": _float32(actions),
+        "policy_timing": {key: float(value) for key, value in policy_timing.items()},
+        "server_timing": {key: float(value) for key, value in server_timing.items()},
+    }
+    if notes:
+        reply["notes"] = [str(note) for note in notes]
+    return pack(reply)
+
+
+def encode_bare(actions: Actions) -> bytes:
+    """The RoboArena and vLLM-Omni reply: one array, or a map of arrays, and nothing else."""
+    return pack(_float32(actions))
+
+
+def _float32(actions: Actions) -> NDArray[np.float32] | dict[str, NDArray[np.float32]]:
+    if isinstance(actions, Mapping):
+        return {str(group): np.ascontiguousarray(part, dtype="<f4") for group, part in actions.items()}
+    return np.ascontiguousarray(actions, dtype="<f4")
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _with_text_keys(fields: dict[str | bytes, Any], path: str) -> dict[str, Any]:
+    """The same map with text keys throughout; maps below it as well."""
+    result: dict[str, Any] = {}
+    for key, value in fields.items():
+        name = key
+        if isinstance(name, bytes):
+            try:
+                name = name.decode()
+            except UnicodeDecodeError:
+                raise InvalidPayload(f"key {quoted(name)} is not UTF-8") from None
+        if name in result:
+            raise ObservationError(f"{child_path(path, name)} is given twice, as text and as bytes")
+        if isinstance(value, dict):
+            value = _with_text_keys(cast("dict[str | bytes, Any]", value), child_path(path, name))
+        result[name] = value
+    return result

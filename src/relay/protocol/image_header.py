@@ -1,0 +1,196 @@
+"""Format and size of an encoded image, read from its first bytes without decoding a pixel.
+
+Only what the limits and the decoders need; it refuses what a policy cannot take (alpha, CMYK, 16 bit, several frames).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from relay.protocol.errors import ObservationError
+from relay.protocol.limits import MAX_DECODED_BYTES, MAX_IMAGE_SIDE
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """What an encoded image says about itself.
+
+    Attributes:
+        format: `JPEG`, `PNG` or `WEBP`, the names Pillow uses.
+        width, height: pixels.
+        channels: 1 for grey, 3 for colour; both are decoded to three.
+    """
+
+    format: str
+    width: int
+    height: int
+    channels: int
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of the decoded uint8 RGB frame."""
+        return self.width * self.height * 3
+
+
+def image_header(data: bytes, name: str = "image") -> ImageHeader:
+    """Read the header of a JPEG, PNG or WebP file and check it against the limits.
+
+    Raises:
+        ObservationError: naming `name`, for anything else, a truncated header, more than 4,096 pixels a side, alpha,
+            CMYK, 16 bit, or an animation.
+    """
+    try:
+        if data.startswith(_JPEG_SIGNATURE):
+            header = _jpeg_header(data)
+        elif data.startswith(_PNG_SIGNATURE):
+            header = _png_header(data)
+        elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+            header = _webp_header(data)
+        else:
+            came = data[:8].hex(" ") or "nothing"
+            raise _Refused(f"begins with {came}; expected a JPEG, PNG or WebP file, or an (H, W, 3) uint8 RGB array")
+        if not (0 < header.width <= MAX_IMAGE_SIDE and 0 < header.height <= MAX_IMAGE_SIDE):
+            raise _Refused(f"is {header.width}x{header.height} pixels; at most {MAX_IMAGE_SIDE} a side are accepted")
+        if header.decoded_bytes > MAX_DECODED_BYTES:
+            raise _Refused(f"takes {header.decoded_bytes} bytes decoded; at most {MAX_DECODED_BYTES} are accepted")
+    except _Refused as error:
+        raise ObservationError(f"{name} {error}") from None
+    except IndexError:
+        raise ObservationError(f"{name} is a truncated image file: its header is incomplete") from None
+    return header
+
+
+class _Refused(Exception):
+    """The predicate of the sentence that says why an image is refused."""
+
+
+_JPEG_SIGNATURE: Final = b"\xff\xd8\xff"
+_PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+_MAX_JPEG_SEGMENTS: Final = 256
+_MAX_JPEG_SCANS: Final = 64
+"""A progressive file of thousands of scans costs seconds; encoders write about ten."""
+_MAX_PNG_CHUNKS: Final = 16_384
+
+
+def jpeg_segments(data: bytes) -> list[tuple[int, int, int]]:
+    """(marker, start, end) of the segments before the first scan; the frame header is among them."""
+    segments: list[tuple[int, int, int]] = []
+    position = 2
+    while len(segments) < _MAX_JPEG_SEGMENTS:
+        if data[position] != 0xFF:
+            raise _Refused(f"is a damaged JPEG file: no marker at byte {position}")
+        marker = data[position + 1]
+        if marker == 0xFF:  # a fill byte
+            position += 1
+            segments.append((marker, position - 1, position))
+            continue
+        length = _big(data, position + 2, 2)
+        end = position + 2 + length
+        if length < 2 or end > len(data):
+            raise IndexError
+        segments.append((marker, position, end))
+        if marker == 0xDA:
+            return segments
+        position = end
+    raise _Refused(f"is a JPEG file of more than {_MAX_JPEG_SEGMENTS} segments before the first scan")
+
+
+def _jpeg_header(data: bytes) -> ImageHeader:
+    header: ImageHeader | None = None
+    for marker, start, _ in jpeg_segments(data):
+        if marker == 0xE2 and data[start + 4 : start + 8] == b"MPF\0":
+            raise _Refused("holds several images in one JPEG file; send one frame per file")
+        if not 0xC0 <= marker <= 0xCF or marker in (0xC4, 0xC8, 0xCC):
+            continue
+        if header is not None:
+            raise _Refused("is a damaged JPEG file: two frame headers")
+        if marker > 0xC2:
+            raise _Refused("is a lossless or arithmetic-coded JPEG file; expected baseline or progressive")
+        if data[start + 4] != 8:
+            raise _Refused(f"has {data[start + 4]} bits per sample; expected 8")
+        channels = data[start + 9]
+        if channels not in (1, 3):
+            raise _Refused(f"is a JPEG file of {channels} channels; expected RGB or grey")
+        header = ImageHeader("JPEG", _big(data, start + 7, 2), _big(data, start + 5, 2), channels)
+    if header is None:
+        raise _Refused("is a damaged JPEG file: no frame header before the first scan")
+    if data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
+        raise _Refused(f"is a JPEG file of more than {_MAX_JPEG_SCANS} scans")
+    return header
+
+
+def png_chunks(data: bytes) -> list[tuple[bytes, int, int]]:
+    """(type, start, end) of every chunk, from `IHDR` to `IEND`."""
+    chunks: list[tuple[bytes, int, int]] = []
+    position = len(_PNG_SIGNATURE)
+    while len(chunks) < _MAX_PNG_CHUNKS:
+        kind = data[position + 4 : position + 8]
+        end = position + 12 + _big(data, position, 4)
+        if end > len(data):
+            raise IndexError
+        chunks.append((kind, position, end))
+        if kind == b"IEND":
+            return chunks
+        position = end
+    raise _Refused(f"is a PNG file of more than {_MAX_PNG_CHUNKS} chunks")
+
+
+def _png_header(data: bytes) -> ImageHeader:
+    if data[12:16] != b"IHDR":
+        raise IndexError if len(data) < 16 else _Refused("is a damaged PNG file: it does not begin with IHDR")
+    depth, colour = data[24], data[25]
+    if depth == 16:
+        raise _Refused("has 16 bits per sample; expected 8")
+    if colour in (4, 6):
+        raise _Refused("has an alpha channel; expected RGB")
+    if colour not in (0, 2, 3):
+        raise _Refused(f"is a damaged PNG file: colour type {colour}")
+    header = ImageHeader("PNG", _big(data, 16, 4), _big(data, 20, 4), 1 if colour == 0 else 3)
+    if header.width > MAX_IMAGE_SIDE or header.height > MAX_IMAGE_SIDE:
+        return header  # refused for its size, whatever follows
+    for kind, _, _ in png_chunks(data):
+        if kind == b"tRNS":
+            raise _Refused("has transparency; expected RGB")
+        if kind == b"acTL":
+            raise _Refused("is an animation; expected one frame")
+    return header
+
+
+def _webp_header(data: bytes) -> ImageHeader:
+    kind = data[12:16]
+    if kind == b"VP8 ":
+        if data[29] is not None and data[23:26] != b"\x9d\x01\x2a":
+            raise _Refused("is a damaged WebP file: no key frame")
+        return ImageHeader("WEBP", _little(data, 26, 2) & 0x3FFF, _little(data, 28, 2) & 0x3FFF, 3)
+    if kind == b"VP8L":
+        bits = _little(data, 21, 4)
+        if data[20] != 0x2F:
+            raise _Refused("is a damaged WebP file: no lossless signature")
+        if bits >> 28 & 1:
+            raise _Refused("has an alpha channel; expected RGB")
+        return ImageHeader("WEBP", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 3)
+    if kind == b"VP8X":
+        if data[20] & 0x02:
+            raise _Refused("is an animation; expected one frame")
+        if data[20] & 0x10:
+            raise _Refused("has an alpha channel; expected RGB")
+        return ImageHeader("WEBP", _little(data, 24, 3) + 1, _little(data, 27, 3) + 1, 3)
+    if len(data) < 16:
+        raise IndexError
+    raise _Refused("is a damaged WebP file: no VP8, VP8L or VP8X chunk")
+
+
+def _big(data: bytes, start: int, size: int) -> int:
+    return int.from_bytes(_part(data, start, size), "big")
+
+
+def _little(data: bytes, start: int, size: int) -> int:
+    return int.from_bytes(_part(data, start, size), "little")
+
+
+def _part(data: bytes, start: int, size: int) -> bytes:
+    part = data[start : start + size]
+    if len(part) < size:
+        raise IndexError
+    return part
