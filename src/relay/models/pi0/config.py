@@ -42,7 +42,7 @@ class Pi0Config:
     """Everything the network, its prompt and its sampler need to know.
 
     Attributes:
-        family: `pi05` modulates the expert's norms by time and reads the state from the prompt; `pi0` has a state token.
+        family: `pi05` modulates the expert's norms by time and has the state in its prompt; `pi0` has a state token.
         heads, head_dim: query heads and their width, the same in both transformers; there is one key-value head.
         vocab_size: rows of the token embedding.
         action_dim: width of the model's actions, padding included.

@@ -1,8 +1,8 @@
 """The π0 and π0.5 network and its flow-matching sampler.
 
-One file reads as one inference: `sample_actions` calls `embed_prefix` once and `denoise_step` num_steps times; the names
-are those of openpi (src/openpi/models/pi0.py), so the two can be read side by side. Written after "π0" (arXiv
-2410.24164) and openpi; time runs from 1 (noise) to 0 (actions).
+One file reads as one inference: `sample_actions` calls `embed_prefix` once and `denoise_step` num_steps times; the
+names are those of openpi (src/openpi/models/pi0.py), so the two can be read side by side. Written after "π0"
+(arXiv 2410.24164) and openpi; time runs from 1 (noise) to 0 (actions).
 
 Knows nothing of observations, prompts, robots or units: it takes resized frames and token ids.
 """
@@ -87,7 +87,7 @@ class Pi0(nn.Module):
         self._step_tables: dict[int, list[StepCondition]] = {}
 
     def to_compute_dtype(self, dtype: torch.dtype) -> Pi0:
-        """Keep the large matrices in `dtype`; norms of the transformers, patches, positions and small heads stay float32."""
+        """Keep the large matrices in `dtype`; transformer norms, patches, positions and small heads stay float32."""
         self.float()
         self.token_embedding.data = self.token_embedding.data.to(dtype)
         for module in (self.vision.blocks, self.vision.final_norm, self.vision.projector):
@@ -137,19 +137,10 @@ class Pi0(nn.Module):
             x = x - step_size * velocity  # the integrator's state is float32 whatever the weights are
         return x
 
-    def embed_prefix(self, inputs: Inputs, tables: Rotation, cache: Cache) -> Tensor:
-        """Run images and prompts through the prefix transformer; its keys and values go to the cache.
-
-        Returns:
-            The embedded tokens before the first block, (rows, prefix, width).
-        """
+    def embed_prefix(self, inputs: Inputs, tables: Rotation, cache: Cache) -> None:
+        """Run images and prompts through the prefix transformer; its keys and values go to the cache."""
         embedded = self.embed_tokens(self.vision(inputs.images), inputs.tokens, inputs.layout)
-        x = embedded
-        *blocks, last = self.language
-        for layer, block in enumerate(blocks):
-            x = block(x, tables, cache, layer, inputs.layout.valid)
-        last.write_keys_values(x, tables, cache, len(blocks))
-        return embedded
+        self.run_prefix(embedded, tables, cache, inputs.layout.valid)
 
     def embed_tokens(self, image_tokens: Tensor, tokens: Tensor, layout: PrefixLayout) -> Tensor:
         """Lay image and prompt tokens out in rows, (rows, prefix, width); image tokens are not scaled, prompts are."""
@@ -157,6 +148,14 @@ class Pi0(nn.Module):
         prompt = F.embedding(tokens, self.token_embedding) * math.sqrt(width)  # (m, width)
         pool = torch.cat((image_tokens.reshape(-1, width), prompt))
         return pool.index_select(0, layout.index.flatten()).view(*layout.index.shape, width)
+
+    def run_prefix(self, x: Tensor, tables: Rotation, cache: Cache, key_mask: Tensor | None) -> Tensor:
+        """Fill the cache from embedded tokens; returns what enters the last layer, of which only K and V are used."""
+        *blocks, last = self.language
+        for layer, block in enumerate(blocks):
+            x = block(x, tables, cache, layer, key_mask)
+        last.write_keys_values(x, tables, cache, len(blocks))
+        return x
 
     def embed_state(self, state: Tensor, tables: Rotation, cache: Cache, key_mask: Tensor | None) -> None:
         """π0's state token, (rows, action_dim) float32 in: only its keys and values matter."""

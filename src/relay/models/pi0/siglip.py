@@ -1,7 +1,7 @@
 """The SigLIP vision tower and its projection to the language model's width.
 
-Written after the description in "Sigmoid Loss for Language Image Pre-Training" (arXiv 2303.15343) and the layer order of
-big_vision's ViT as PaliGemma uses it: no class token, no pooling, tanh GELU.
+Written after "Sigmoid Loss for Language Image Pre-Training" (arXiv 2303.15343) and the layer order of big_vision's ViT
+as PaliGemma uses it: no class token, no pooling, tanh GELU.
 """
 
 from __future__ import annotations

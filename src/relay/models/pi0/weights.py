@@ -61,7 +61,7 @@ def load_weights(model: Pi0, tensors: Mapping[str, Tensor]) -> None:
     tensors = canonical_names(tensors)
     parameters = dict(model.named_parameters())
     problems: list[str] = []
-    known = set(_UNUSED)
+    known: set[str] = set(_UNUSED)
     for packed in packing(model.config):
         known.update(packed.sources)
         missing = [name for name in packed.sources if name not in tensors]

@@ -1,0 +1,265 @@
+"""Train the demo policy from nothing on a CPU: `python -m relay.demo.train --output DIR`.
+
+The output folder becomes a checkpoint that `relay serve demo --checkpoint DIR` takes. A run saves its state every few
+minutes and goes on from it when started again with the same folder. Needs the `demo` extra.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from relay.demo.learning import Batch, Learner, initialize, total_loss
+from relay.demo.samples import Sample, sample_stream
+from relay.demo.vocabulary import write_tokenizer
+from relay.models.pi0.config import DEMO
+from relay.models.pi0.tokenizer import PromptTokenizer, load_vocabulary
+from relay.models.pi0.weights import save_weights
+
+SAVE_EVERY_S = 300.0
+REPORT_EVERY = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Every number of the training run.
+
+    Attributes:
+        observations: how many observations are trained on in all; it sets the learning-rate schedule.
+        batch: observations per step.
+        draws: noise and time draws per observation; they share its prefix.
+        learning_rate: held for the first 40 %, then a cosine to 1 % of it.
+        buffer: ring buffer of samples; `fresh` new ones come in for every observation trained on. Seeing samples
+            more often than about one and a half times overfits.
+        average: decay of the averaged weights, which are the ones exported.
+        threads: torch threads.
+    """
+
+    output: Path = Path("relay-demo-training")
+    observations: int = 110_000
+    batch: int = 64
+    draws: int = 4
+    learning_rate: float = 1.5e-3
+    warm_up_steps: int = 100
+    weight_decay: float = 1e-4
+    buffer: int = 4_000
+    fresh: float = 2 / 3
+    average: float = 0.999
+    seed: int = 0
+    threads: int = 2
+
+
+def train(recipe: Recipe) -> None:
+    """Run or resume the recipe; leaves the checkpoint in `recipe.output`."""
+    torch.set_num_threads(recipe.threads)
+    recipe.output.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(recipe.output / "tokenizer.json")
+    torch.manual_seed(recipe.seed)
+    learner = Learner()
+    initialize(learner, torch.Generator().manual_seed(recipe.seed))
+    run = Run(recipe, learner)
+    run.resume()
+    print(f"{sum(p.numel() for p in learner.policy.parameters()):,} parameters, {run.total_steps} steps", flush=True)
+
+    batches = Batches(recipe, seed=recipe.seed + run.step)
+    losses: list[Tensor] = []
+    last_save = time.monotonic()
+    while run.step < run.total_steps:
+        run.set_learning_rate()
+        parts = learner(next(batches))
+        total_loss(*parts).backward()
+        run.update()
+        losses.append(torch.stack(parts).detach())
+        if run.step % REPORT_EVERY == 0:
+            flow, cell, named, offset = torch.stack(losses).mean(0).tolist()
+            losses.clear()
+            print(
+                f"step {run.step}/{run.total_steps} {run.seconds():.0f} s  flow {flow:.4f}  cell {cell:.3f}  "
+                f"named {named:.3f}  offset {offset:.4f}  {batches.generated:,} distinct samples",
+                flush=True,
+            )
+        if time.monotonic() - last_save > SAVE_EVERY_S:
+            run.save()
+            last_save = time.monotonic()
+    run.save()
+    print(f"trained {run.step * recipe.batch:,} observations in {run.seconds() / 60:.1f} minutes", flush=True)
+
+
+class Run:
+    """Weights, optimizer, averaged weights and clock of one run, and their copy on disk."""
+
+    def __init__(self, recipe: Recipe, learner: Learner) -> None:
+        self.recipe, self.learner = recipe, learner
+        self.total_steps = recipe.observations // recipe.batch
+        self.step = 0
+        self._state_file = recipe.output / "training.pt"
+        self._seconds_before, self._started = 0.0, time.monotonic()
+        self._parameters = list(learner.parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
+        )
+        self._average = [p.detach().clone() for p in self._parameters]
+
+    def seconds(self) -> float:
+        """Training time so far, earlier parts of a resumed run included."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def set_learning_rate(self) -> None:
+        """Warm up, hold for 40 %, then fall to 1 % along a cosine."""
+        progress = self.step / self.total_steps
+        fall = 1.0 if progress < 0.4 else 0.5 * (1 + math.cos(math.pi * (progress - 0.4) / 0.6)) + 0.01
+        rate = self.recipe.learning_rate * min(1.0, (self.step + 1) / self.recipe.warm_up_steps) * fall
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def update(self) -> None:
+        """One optimizer step from the gradients at hand."""
+        torch.nn.utils.clip_grad_norm_([p for p in self._parameters if p.grad is not None], 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        decay = min(self.recipe.average, self.step / (self.step + 20))
+        with torch.no_grad():
+            torch._foreach_lerp_(self._average, self._parameters, 1 - decay)
+
+    def save(self) -> None:
+        """Write the resumable state and the checkpoint of the averaged weights."""
+        state = {
+            "step": self.step,
+            "seconds": self.seconds(),
+            "learner": self.learner.state_dict(),
+            "average": self._average,
+            "optimizer": self._optimizer.state_dict(),
+        }
+        unfinished = self._state_file.with_suffix(".part")
+        torch.save(state, unfinished)
+        unfinished.replace(self._state_file)
+        export(self.averaged(), self.recipe.output)
+        record = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self.recipe).items()}
+        record |= {"step": self.step, "minutes": round(self.seconds() / 60, 2), "torch": torch.__version__}
+        (self.recipe.output / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+
+    def resume(self) -> None:
+        """Go on from the state on disk, if there is any."""
+        if not self._state_file.is_file():
+            return
+        state: dict[str, Any] = torch.load(self._state_file, weights_only=True)
+        self.learner.load_state_dict(state["learner"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._average = state["average"]
+        self.step, self._seconds_before = state["step"], state["seconds"]
+        print(f"resuming at step {self.step}", flush=True)
+
+    def averaged(self) -> Learner:
+        """A copy of the network that holds the averaged weights."""
+        copy = Learner()
+        with torch.no_grad():
+            for target, value in zip(copy.parameters(), self._average, strict=True):
+                target.copy_(value)
+        return copy
+
+
+def export(learner: Learner, folder: Path) -> None:
+    """Write the policy in openpi's names, bfloat16, with what its tensors do not say."""
+    save_file(save_weights(learner.policy, torch.bfloat16), folder / "model.safetensors")
+    relay_json = {
+        "model": DEMO.family,
+        "action_horizon": DEMO.action_horizon,
+        "action_dim": DEMO.action_dim,
+        "state_dim": DEMO.state_dim,
+        "heads": DEMO.heads,
+        "vision_heads": DEMO.vision.heads,
+        "head_dim": DEMO.head_dim,
+        "state_in_prompt": DEMO.state_in_prompt,
+        "max_token_len": DEMO.max_token_len,
+        "num_steps": DEMO.num_steps,
+    }
+    (folder / "relay.json").write_text(json.dumps(relay_json, indent=2) + "\n")
+    stats = files("relay.demo").joinpath("weights").joinpath("norm_stats.json").read_text("utf-8")
+    (folder / "norm_stats.json").write_text(stats)
+
+
+class Batches:
+    """Random batches from a ring buffer that a second process keeps filling."""
+
+    def __init__(self, recipe: Recipe, seed: int) -> None:
+        self.recipe = recipe
+        self.generated = 0
+        self._rng = np.random.default_rng([seed, 1])
+        self._tokenizer = PromptTokenizer(
+            load_vocabulary(recipe.output / "tokenizer.json"), DEMO.max_token_len, DEMO.state_in_prompt
+        )
+        loader = DataLoader(SampleSet(seed), batch_size=None, num_workers=1, prefetch_factor=128)
+        self._stream = iter(loader)
+        self._buffer: list[tuple[Tensor, ...]] = []
+        self._prompt_length: int | None = None
+        self._time = torch.distributions.Beta(1.5, 1.0)
+        self._add(recipe.batch * 10)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        recipe = self.recipe
+        self._add(math.ceil(recipe.batch * recipe.fresh))
+        chosen = self._rng.integers(0, len(self._buffer), recipe.batch)
+        columns = zip(*(self._buffer[i] for i in chosen), strict=True)
+        samples = [torch.stack(column) for column in columns]
+        shape = (recipe.batch, recipe.draws)
+        return Batch(
+            *samples,
+            noise=torch.randn(*shape, DEMO.action_horizon, DEMO.action_dim),
+            time=self._time.sample(shape) * 0.999 + 0.001,
+        )
+
+    def _add(self, count: int) -> None:
+        while count > 0:
+            row = self._tensors(next(self._stream))
+            self._prompt_length = self._prompt_length or len(row[1])
+            if len(row[1]) != self._prompt_length:
+                continue  # a state below the first bin takes two tokens; too rare to pad every prompt for
+            count -= 1
+            if len(self._buffer) < self.recipe.buffer:
+                self._buffer.append(row)
+            else:
+                self._buffer[self.generated % self.recipe.buffer] = row
+            self.generated += 1
+
+    def _tensors(self, sample: Sample) -> tuple[Tensor, ...]:
+        tokens = self._tokenizer(sample.prompt, sample.state).tokens
+        named = sample.cells[:, [sample.plate, sample.cube]]
+        arrays = (sample.frames, np.array(tokens), sample.actions, sample.cells, sample.offsets, named)
+        return tuple(torch.from_numpy(array) for array in arrays)
+
+
+class SampleSet(IterableDataset[Sample]):
+    """The endless sample stream, for the loader's process."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Sample]:
+        return sample_stream(np.random.default_rng(self._seed))
+
+
+def main() -> None:
+    """Command line: every field of `Recipe` is an option."""
+    import tyro
+
+    train(tyro.cli(Recipe, description=__doc__))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Prompts to token ids: π0's form, π0.5's form with the discretized state, and π0.5's form without it.
+
+The texts are built as openpi builds them (openpi: src/openpi/models/tokenizer.py). Two file formats are read: a
+SentencePiece `tokenizer.model` and a Hugging Face `tokenizer.json`. Knows nothing of images or networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relay.models.pi0.weights import CheckpointError
+
+STATE_BINS = 256
+
+
+class Vocabulary(Protocol):
+    """A tokenizer file, loaded."""
+
+    bos_id: int
+    unknown_id: int | None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, nothing added before or after."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids without padding, and what the caller should know about them."""
+
+    tokens: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """Read a tokenizer file by its suffix.
+
+    Raises:
+        CheckpointError: when the file is missing, of an unknown kind, or has no beginning-of-sequence id.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no tokenizer at {path}; pass --tokenizer FILE (a tokenizer.model or tokenizer.json)")
+    if path.suffix == ".json":
+        return _JsonVocabulary(path)
+    if path.suffix == ".model":
+        return _SentencePieceVocabulary(path)
+    raise CheckpointError(f"{path.name} is not a tokenizer file; expected tokenizer.model or tokenizer.json")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokenizer:
+    """Builds the token ids of one request.
+
+    Attributes:
+        max_tokens: longest prompt; the task text is shortened to fit, never the tail the model reads the state from.
+        state_in_prompt: π0.5's usual form; False gives π0's form.
+    """
+
+    vocabulary: Vocabulary
+    max_tokens: int
+    state_in_prompt: bool
+
+    def __call__(self, prompt: str, state: NDArray[np.float32] | None = None) -> Prompt:
+        """Tokenize the task and, where the prompt holds it, the normalized state `(state_dim,)` of the real width."""
+        task = clean(prompt)
+        if self.state_in_prompt:
+            assert state is not None
+            tail = f", State: {' '.join(str(b) for b in discretize(state))};\nAction: "
+            tokens, note = self._fit(task, lambda text: self.vocabulary.encode(f"Task: {text}{tail}"))
+        else:
+            # The newline that starts the answer is encoded by itself, as the reference does.
+            newline = self.vocabulary.encode("\n")
+            tokens, note = self._fit(task, lambda text: self.vocabulary.encode(text) + newline)
+        notes = [note] if note else []
+        if self.vocabulary.unknown_id in tokens:
+            unknown = [word for word in task.split() if self.vocabulary.unknown_id in self.vocabulary.encode(word)]
+            notes.append(f"prompt holds words this policy never saw: {', '.join(map(repr, unknown[:8]))}")
+        return Prompt(tuple(tokens), tuple(notes))
+
+    def _fit(self, task: str, encode: Callable[[str], list[int]]) -> tuple[list[int], str | None]:
+        """Tokens with BOS for the longest beginning of `task` that fits."""
+        room = self.max_tokens - 1
+
+        def tokens(length: int) -> list[int]:
+            return encode(task[:length])
+
+        everything = tokens(len(task))
+        if len(everything) <= room:
+            return [self.vocabulary.bos_id, *everything], None
+        fits, too_long = 0, len(task)
+        while too_long - fits > 1:
+            middle = (fits + too_long) // 2
+            fits, too_long = (middle, too_long) if len(tokens(middle)) <= room else (fits, middle)
+        note = f"prompt truncated: it needs {len(everything) + 1} tokens, the model takes {self.max_tokens}; "
+        note += f"the task text was cut to its first {fits} of {len(task)} characters"
+        return [self.vocabulary.bos_id, *tokens(fits)], note
+
+
+def clean(prompt: str) -> str:
+    """openpi's cleaning, for both models."""
+    return prompt.strip().replace("_", " ").replace("\n", " ")
+
+
+def discretize(state: NDArray[np.float32]) -> list[int]:
+    """One of 256 bins over [-1, 1] per value; anything below -1 is bin -1, above 1 bin 255, as in openpi."""
+    edges = np.linspace(-1, 1, STATE_BINS + 1)[:-1]
+    return [int(b) for b in np.digitize(state, edges) - 1]
+
+
+class _JsonVocabulary:
+    """A Hugging Face `tokenizer.json`."""
+
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(path))
+        bos = self._tokenizer.token_to_id("<bos>")
+        if bos is None:
+            raise CheckpointError(f"{path.name} has no <bos> token; it is not a PaliGemma or Gemma tokenizer")
+        self.bos_id: int = bos
+        self.unknown_id: int | None = self._tokenizer.token_to_id("<unk>")
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+class _SentencePieceVocabulary:
+    """A SentencePiece `tokenizer.model`."""
+
+    def __init__(self, path: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self._model = SentencePieceProcessor(model_file=str(path))
+        self.bos_id: int = self._model.bos_id()
+        if self.bos_id < 0:
+            raise CheckpointError(f"{path.name} has no beginning-of-sequence id; it is not a PaliGemma tokenizer")
+        self.unknown_id: int | None = self._model.unk_id()
+
+    def encode(self, text: str) -> list[int]:
+        return self._model.encode(text)
