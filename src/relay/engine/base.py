@@ -25,6 +25,7 @@ class PolicySpec:
         num_steps: default number of denoising steps.
         max_batch: most rows that `infer` accepts at once.
         image_resolution: (height, width) that frames are resized to.
+        supported_options: names of the fields of `Options` that `infer` honours; a request with any other is refused.
         metadata: further keys for the OpenPI handshake, merged over the six standard ones.
     """
 
@@ -36,6 +37,7 @@ class PolicySpec:
     num_steps: int
     max_batch: int = 8
     image_resolution: tuple[int, int] = (224, 224)
+    supported_options: frozenset[str] = frozenset({"num_steps", "seed", "noise"})
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

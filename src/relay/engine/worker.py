@@ -1,0 +1,254 @@
+"""The thread that owns the device: it loads one engine, warms it up and runs its batches, one at a time.
+
+Knows no sockets, no queueing policy and no model, and imports no torch; whatever the engine imports is imported
+inside the thread, so that an event loop keeps answering while gigabytes of weights are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from relay.engine.base import Chunk, Engine, Failure, Progress, Work
+
+LoadEngine: TypeAlias = Callable[[Progress], Engine]
+"""Loads a policy onto the device, reporting a phase and the share done; called once, in the worker's thread."""
+
+logger = logging.getLogger(__name__)
+
+
+class LoadFailed(RuntimeError):
+    """The policy could not be loaded or warmed up; the cause is chained."""
+
+
+class DeviceFault(RuntimeError):
+    """The device context is lost: nothing in this process can use it again."""
+
+
+class NonFiniteActions(RuntimeError):
+    """A policy produced NaN or infinite actions, which must never reach a robot."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """How far the policy is: a phase ("loading weights"), the share of it done in [0, 1], and whether it serves."""
+
+    phase: str
+    share: float = 0.0
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """One answer per row, and when the device thread began and finished the batch (`time.perf_counter` seconds)."""
+
+    rows: Sequence[Chunk | Failure]
+    started: float
+    finished: float
+
+
+class Worker:
+    """One engine in one thread, used from one event loop.
+
+    Args:
+        load: makes the engine; runs in the worker's thread.
+        on_fatal: called on the event loop, once, with a `LoadFailed` or a `DeviceFault` when this process cannot
+            serve any more; it should end the process with a non-zero code and leave the restart to its supervisor.
+    """
+
+    def __init__(self, load: LoadEngine, on_fatal: Callable[[LoadFailed | DeviceFault], None]) -> None:
+        self._load = load
+        self._on_fatal = on_fatal
+        self._status = WorkerStatus("starting")
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._fatal: LoadFailed | DeviceFault | None = None
+        # A daemon, because a load or a kernel that hangs must not keep a stopping server alive.
+        self._thread = threading.Thread(target=self._run, name="relay-worker", daemon=True)
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._loaded: asyncio.Future[Engine]
+
+    def start(self) -> None:
+        """Begin to load; call it once, from the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loaded = self._loop.create_future()
+        self._thread.start()
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The present phase; may be read at any time and from any thread."""
+        return self._status
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is loading, waiting or running a batch."""
+        return self._thread.is_alive()
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine from the moment it is warm, also after its device was lost; None before."""
+        return self._engine
+
+    async def ready(self) -> Engine:
+        """Wait until the engine is loaded and warm.
+
+        Raises:
+            LoadFailed: it never will be.
+            DeviceFault: it was, but its device is lost.
+        """
+        if self._fatal is not None:
+            raise self._fatal
+        if self._engine is not None:
+            return self._engine
+        return await asyncio.shield(self._loaded)  # shielded: one waiter that gives up must not cancel the others
+
+    async def infer(self, batch: Sequence[Work]) -> BatchAnswer:
+        """Run one batch on the device; exactly one answer per row, and no row with non-finite actions.
+
+        Raises:
+            DeviceFault: the device was lost, during this batch or before.
+        """
+        await self.ready()
+        answer: asyncio.Future[BatchAnswer] = self._loop.create_future()
+        self._jobs.put(_Job(batch, answer))
+        return await answer
+
+    async def stop(self, timeout: float) -> bool:
+        """Let the running batch finish, for at most `timeout` seconds; True if the thread has ended."""
+        self._jobs.put(None)
+        deadline = perf_counter() + timeout
+        while self.alive and perf_counter() < deadline:
+            await asyncio.sleep(0.005)
+        return not self.alive
+
+    def _run(self) -> None:
+        try:
+            engine = self._load(self._report)
+            engine.warm_up(self._report)
+        except BaseException as error:  # a loader that calls sys.exit must not leave a server that waits for ever
+            failed = LoadFailed(f"the policy could not be loaded: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            self._post(self._fail, failed)
+            return
+        self._post(self._serve, engine)
+        while (job := self._jobs.get()) is not None:
+            started = perf_counter()
+            try:
+                rows = _answer_rows(engine, job.batch)
+            except BaseException as error:
+                fault = DeviceFault(f"the device is lost after {type(error).__name__}: {error}")
+                fault.__cause__ = error
+                self._post(self._fail, fault, job.answer)
+                return
+            self._post(_resolve, job.answer, BatchAnswer(rows, started, perf_counter()))
+
+    def _report(self, phase: str, share: float) -> None:
+        self._status = WorkerStatus(phase, min(max(float(share), 0.0), 1.0))
+
+    def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed under a batch or a load that nobody waits for
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _serve(self, engine: Engine) -> None:
+        self._engine = engine
+        self._status = WorkerStatus("ready", 1.0, ready=True)
+        self._loaded.set_result(engine)
+
+    def _fail(self, fatal: LoadFailed | DeviceFault, answer: asyncio.Future[BatchAnswer] | None = None) -> None:
+        self._fatal = fatal
+        self._status = WorkerStatus("failed")
+        if not self._loaded.done():
+            self._loaded.set_exception(fatal)
+            self._loaded.exception()  # taken here, since perhaps nobody waits
+        futures = [] if answer is None else [answer]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                futures += [] if job is None else [job.answer]
+        for future in futures:
+            if not future.done():
+                future.set_exception(fatal)
+        self._on_fatal(fatal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    batch: Sequence[Work]
+    answer: asyncio.Future[BatchAnswer]
+
+
+def _resolve(answer: asyncio.Future[BatchAnswer], value: BatchAnswer) -> None:
+    if not answer.done():
+        answer.set_result(value)
+
+
+def _answer_rows(engine: Engine, batch: Sequence[Work]) -> list[Chunk | Failure]:
+    """Run the batch; when all of it fails, run its rows singly, so that a bad row hurts only itself."""
+    try:
+        rows = list(engine.infer(batch))
+        if len(rows) != len(batch):
+            raise RuntimeError(f"infer answered {len(rows)} rows of a batch of {len(batch)}")
+    except Exception as error:
+        if _loses_device(error):
+            raise
+        if len(batch) > 1:
+            logger.warning("a batch of %d rows failed and is run row by row", len(batch), exc_info=error)
+            return [_answer_rows(engine, [row])[0] for row in batch]
+        return [Failure(error)]
+    return [_checked(row) for row in rows]
+
+
+def _checked(row: Chunk | Failure) -> Chunk | Failure:
+    if isinstance(row, Failure):
+        if _loses_device(row.error):
+            raise row.error
+        return row
+    groups: Mapping[str, Any] = row.actions if isinstance(row.actions, Mapping) else {"actions": row.actions}
+    for name, actions in groups.items():
+        finite = np.isfinite(actions)
+        if not finite.all():
+            first = ", ".join(str(index) for index in np.argwhere(~finite)[0])
+            return Failure(
+                NonFiniteActions(
+                    f"{name}[{first}] is not finite, with {int((~finite).sum())} of {finite.size} values; "
+                    "such a chunk is not sent to a robot"
+                )
+            )
+    return row
+
+
+LOST_DEVICE_TYPES = ("AcceleratorError", "DeviceFault")
+LOST_DEVICE_TEXTS = ("CUDA error", "HIP error")
+"""RuntimeErrors after which every later call on the device fails too (the "sticky" errors of the CUDA programming
+guide); running out of memory is not one of them."""
+
+
+def _loses_device(error: BaseException) -> bool:
+    return any(
+        isinstance(link, RuntimeError)  # as all of torch's are; a ValueError may quote what a client wrote
+        and "out of memory" not in str(link)
+        and (
+            any(kind.__name__ in LOST_DEVICE_TYPES for kind in type(link).__mro__)
+            or any(text in str(link) for text in LOST_DEVICE_TEXTS)
+        )
+        for link in _chain(error)
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it, each once: a wrapped device error is still a device error."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__

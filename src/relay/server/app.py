@@ -1,0 +1,275 @@
+"""The program around the listener: start, routes, health, drain and exit codes.
+
+One process serves one policy on one device. The port is bound before the policy is loaded: clients connect at once, get
+pongs, and wait for the metadata frame. Knows no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from http import HTTPStatus
+from typing import Any, TypeVar, cast
+
+from websockets.asyncio.server import Server as Listener
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as listen
+from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
+
+from relay.engine.worker import DeviceFault, LoadEngine, LoadFailed, Worker, WorkerStatus
+from relay.protocol.limits import CLOSE_TIMEOUT_S, MAX_MESSAGE_BYTES, SUBPROTOCOL
+from relay.server.connection import Goodbye, serve_connection
+from relay.server.dialects import dialect_for, is_health_check, serves
+from relay.server.scheduler import Scheduler
+from relay.server.settings import ServerSettings
+
+FAULT_SECONDS = 2.0
+"""How long clients may take to read why their requests failed when the device is lost."""
+
+WORKER_STOP_S = 0.5
+"""How long the device thread may take to notice that it is not needed any more."""
+
+IMAGE_FORMATS = ("jpeg", "png", "webp")
+"""What an image slot may hold instead of an array, told by its first bytes."""
+
+logger = logging.getLogger(__name__)
+
+
+def serve(load_engine: LoadEngine, settings: ServerSettings | None = None) -> None:
+    """Serve a policy until SIGTERM or SIGINT, then drain and return; a second signal ends the process at once.
+
+    Raises:
+        SystemExit: with a message and code 1, if the address cannot be bound or the policy cannot be loaded.
+
+    A lost device ends the process with code 1 without unwinding.
+    """
+    server = Server(load_engine, settings)
+    failure = _run(_serve_until_signal(server))
+    if isinstance(failure, DeviceFault) or not server.idle:
+        # A lost device, a load or a batch that is still running can hang or crash the interpreter's own way out.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0 if failure is None else 1)
+    if failure is not None:
+        raise SystemExit(f"relay: {failure}")
+
+
+class Server:
+    """A listener, a scheduler and a worker for one policy; use it from one event loop.
+
+    Args:
+        load_engine: loads the policy; runs in the worker's thread.
+        settings: address, bounds and defaults.
+    """
+
+    def __init__(self, load_engine: LoadEngine, settings: ServerSettings | None = None) -> None:
+        self._settings = settings or ServerSettings()
+        self._worker = Worker(load_engine, self._on_fatal)
+        self._scheduler = Scheduler(self._worker, self._settings)
+        self._connections: dict[ServerConnection, asyncio.Task[Any]] = {}
+        self._failure: LoadFailed | DeviceFault | None = None
+        self._listener: Listener
+        self._stopping: asyncio.Future[Goodbye]
+        self._drain: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Bind the port, accept connections and begin to load the policy.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        self._stopping = asyncio.get_running_loop().create_future()
+        self._listener = await listen(
+            self._accept,
+            self._settings.host,
+            self._settings.port,
+            # Robots send no Origin; a web page that reaches for a server in the local network always does.
+            origins=[None],
+            select_subprotocol=_select_subprotocol,
+            compression=None,  # as openpi: deflate costs a hundred times what it saves on frames
+            process_request=self._process_request,
+            process_response=_add_headers,
+            server_header="relay",
+            ping_interval=None,  # see keepalive.py
+            close_timeout=CLOSE_TIMEOUT_S,
+            max_size=MAX_MESSAGE_BYTES,
+            max_queue=1,  # what lies beyond the outstanding requests stays in the peer's socket
+        )  # asyncio and uvloop set TCP_NODELAY on every connection
+        self._worker.start()
+        self._scheduler.start()
+        logger.info("listening on ws://%s:%d", self._settings.host, self.port)
+
+    @property
+    def port(self) -> int:
+        """The port that was bound."""
+        return next(iter(self._listener.sockets)).getsockname()[1]
+
+    @property
+    def status(self) -> WorkerStatus:
+        """How far the policy is loaded."""
+        return self._worker.status
+
+    @property
+    def idle(self) -> bool:
+        """Whether the worker's thread has ended; only ever true after a drain or a failed load."""
+        return not self._worker.alive
+
+    async def ready(self) -> None:
+        """Wait until observations can be served.
+
+        Raises:
+            LoadFailed: they never will be.
+            DeviceFault: they could be, but the device is lost.
+        """
+        await self._worker.ready()
+
+    async def drain(self, reason: str = "the server is stopping") -> None:
+        """Stop accepting, answer the requests already taken, close every connection with 1012, release the device."""
+        await self._stop(Goodbye(1012, reason), self._settings.drain_seconds)
+
+    async def serve_forever(self) -> None:
+        """Wait until the server has drained.
+
+        Raises:
+            LoadFailed: it stopped because the policy could not be loaded.
+            DeviceFault: it stopped because the device is lost.
+        """
+        await asyncio.wait({self._stopping})
+        assert self._drain is not None
+        await asyncio.shield(self._drain)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _accept(self, websocket: ServerConnection) -> None:
+        if len(self._connections) >= self._settings.max_connections:
+            await websocket.close(1013, f"server is full: {len(self._connections)} connections")
+            return
+        assert websocket.request is not None
+        relay_client = websocket.subprotocol == SUBPROTOCOL
+        dialect = dialect_for(websocket.request.path, self._settings, relay_client)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[websocket] = task
+        try:
+            await serve_connection(websocket, dialect, self._worker, self._scheduler, self._stopping)
+        finally:
+            del self._connections[websocket]
+
+    def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answer what is plain HTTP; None lets the upgrade go on (and refuses with 426 what asks for none)."""
+        if is_health_check(request.path):
+            status = self._worker.status
+            if status.ready:
+                return connection.respond(HTTPStatus.OK, "OK\n")
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"loading\n{status.phase} {status.share:.0%}\n")
+        if not serves(request.path):
+            return connection.respond(HTTPStatus.NOT_FOUND, "No policy is served at this path.\n")
+        return None
+
+    def _on_fatal(self, failure: LoadFailed | DeviceFault) -> None:
+        self._failure = failure
+        logger.critical("%s", failure, exc_info=failure)
+        if isinstance(failure, LoadFailed):
+            goodbye = Goodbye(1011, "the policy could not be loaded")
+        else:
+            goodbye = Goodbye(1012, "the device is lost; the server must be restarted")
+        self._stop(goodbye, FAULT_SECONDS)
+
+    def _stop(self, goodbye: Goodbye, seconds: float) -> asyncio.Task[None]:
+        """Begin to stop, once: the first reason holds."""
+        if self._drain is None:
+            self._stopping.set_result(goodbye)
+            self._drain = asyncio.create_task(self._close_all(goodbye, seconds))
+        return self._drain
+
+    async def _close_all(self, goodbye: Goodbye, seconds: float) -> None:
+        """Let every connection finish by itself, then close those that could not in time, then free the device."""
+        logger.info("stopping: %s; %d connections open", goodbye.reason, len(self._connections))
+        self._listener.close(close_connections=False)
+        if self._connections:
+            _, late = await asyncio.wait(self._connections.values(), timeout=seconds)
+            closing = [asyncio.create_task(ws.close(goodbye.code, goodbye.reason)) for ws in self._connections]
+            if late or closing:
+                await asyncio.wait({*late, *closing}, timeout=2 * CLOSE_TIMEOUT_S)
+        await self._scheduler.close()
+        await self._worker.stop(WORKER_STOP_S)
+
+
+async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | OSError | None:
+    try:
+        await server.start()
+    except OSError as error:
+        return error
+    drains: list[asyncio.Task[None]] = []
+
+    def on_signal(number: int) -> None:
+        if drains:
+            os._exit(128 + number)
+        drains.append(asyncio.get_running_loop().create_task(server.drain()))
+
+    _on_signals(on_signal)
+    freezing = asyncio.create_task(_freeze_when_ready(server))
+    try:
+        await server.serve_forever()
+    except (LoadFailed, DeviceFault) as failure:
+        return failure
+    finally:
+        freezing.cancel()
+    return None
+
+
+async def _freeze_when_ready(server: Server) -> None:
+    """Keep the collector from walking what was loaded, which would stop every thread now and then."""
+    with contextlib.suppress(LoadFailed, DeviceFault):
+        await server.ready()
+        gc.collect()
+        gc.freeze()
+
+
+def _on_signals(callback: Callable[[int], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, callback, number)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda number, _: loop.call_soon_threadsafe(callback, number))
+
+
+_Outcome = TypeVar("_Outcome")
+
+
+def _run(main: Coroutine[Any, Any, _Outcome]) -> _Outcome:
+    """`asyncio.run` on uvloop where it is installed (a fifth less per round trip), without a handler for SIGINT."""
+    try:
+        loop = cast(asyncio.AbstractEventLoop, importlib.import_module("uvloop").new_event_loop())
+    except ImportError:
+        loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        leftovers = asyncio.all_tasks(loop)
+        for task in leftovers:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*leftovers, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def _select_subprotocol(_: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    return Subprotocol(SUBPROTOCOL) if SUBPROTOCOL in offered else None
+
+
+def _add_headers(connection: ServerConnection, _: Request, response: Response) -> None:
+    """Tell a relay client what it may send; it reads neither from the metadata, which stay OpenPI's."""
+    if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS and connection.subprotocol == SUBPROTOCOL:
+        response.headers["Relay-Codecs"] = ", ".join(IMAGE_FORMATS)
+        response.headers["Relay-Max-Payload"] = str(MAX_MESSAGE_BYTES)

@@ -1,0 +1,55 @@
+"""Finds peers that are gone without a word, and peers that do not read; never cuts one that is merely kept waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from websockets.asyncio.server import ServerConnection
+
+from relay.protocol.limits import PING_INTERVAL_S, PING_TIMEOUT_S
+
+SEND_TIMEOUT_S = 10.0
+"""A peer that takes no bytes for this long is dropped; replies are small, so a live one needs a round trip."""
+
+CHECK_S = 5.0
+"""How often an unanswered ping is looked at."""
+
+logger = logging.getLogger(__name__)
+
+
+async def keep_alive(
+    websocket: ServerConnection, interval: float = PING_INTERVAL_S, timeout: float = PING_TIMEOUT_S
+) -> None:
+    """Ping the peer for ever; return after dropping one that left a ping unanswered for `timeout` seconds of reading.
+
+    The library's own keepalive cannot be used: it also counts the time in which this server has stopped reading from a
+    connection with too many requests outstanding, where the pong stands unread behind the requests.
+    """
+    check = min(CHECK_S, timeout)
+    while True:
+        await asyncio.sleep(interval)
+        pong = asyncio.ensure_future(await websocket.ping())
+        unanswered = 0.0
+        while unanswered < timeout:
+            answered, _ = await asyncio.wait({pong}, timeout=check)
+            if answered:
+                break
+            unanswered = unanswered + check if websocket.transport.is_reading() else 0.0
+        else:
+            logger.info("%s left a ping unanswered for %g s and is dropped", websocket.remote_address, timeout)
+            websocket.transport.abort()
+            return
+
+
+async def send_promptly(websocket: ServerConnection, frame: str | bytes, timeout: float = SEND_TIMEOUT_S) -> None:
+    """Send one message; a peer that does not take it in time is dropped, which ends the connection for its reader too.
+
+    Raises:
+        websockets.exceptions.ConnectionClosed: the peer is gone.
+    """
+    timer = asyncio.get_running_loop().call_later(timeout, websocket.transport.abort)
+    try:
+        await websocket.send(frame)
+    finally:
+        timer.cancel()

@@ -1,0 +1,34 @@
+"""Which request options this server can honour: the one place where an option is refused or given a default."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from relay.engine.base import PolicySpec
+from relay.protocol.errors import ObservationError
+from relay.protocol.options import Options
+from relay.protocol.wording import quoted
+
+SERVER_OPTIONS = frozenset({"deadline_ms"})
+"""Options that the server itself answers for, whatever the engine."""
+
+
+def admit(options: Options, spec: PolicySpec, default_seed: int | None) -> Options:
+    """The options that the engine gets, with the server's default seed where the request leaves the noise open.
+
+    Raises:
+        ObservationError: an option that this policy would have to ignore, or more denoising steps than allowed. A robot
+            that ran without the adapter or the guidance it asked for would be worse than one that got no actions.
+    """
+    if options.adapter is not None and "adapter" not in spec.supported_options:
+        raise ObservationError(f"adapter {quoted(options.adapter)} is not loaded; this server holds: none")
+    known = spec.supported_options | SERVER_OPTIONS
+    for name in (option.name for option in fields(options)):
+        if getattr(options, name) is not None and name not in known:
+            raise ObservationError(f"{name} is not an option of {spec.model}; it takes: {', '.join(sorted(known))}")
+    most = max(50, 4 * spec.num_steps)
+    if options.num_steps is not None and not 1 <= options.num_steps <= most:
+        raise ObservationError(f"num_steps must be between 1 and {most}, got {options.num_steps}")
+    if default_seed is not None and options.seed is None and options.noise is None and "seed" in known:
+        return replace(options, seed=default_seed)
+    return options

@@ -1,0 +1,192 @@
+"""The queue in front of the device: prepares observations in threads, then batches what waits.
+
+Work-conserving and without a timer: whenever the device is free, the oldest request leaves, and with it everything
+that waits with the same batch key, up to the largest batch. A single robot never waits for company. Knows neither
+connections nor dialects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from relay.engine.base import Chunk, Engine, Failure, Work
+from relay.engine.worker import Worker
+from relay.protocol.messages import Actions, Infer, Observation, Options
+from relay.server.options import admit
+from relay.server.settings import ServerSettings
+
+
+class ServerFull(RuntimeError):
+    """As many requests wait as the server is willing to hold; its text is safe to show to the sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request's actions and where its time went.
+
+    Attributes:
+        actions: float32, `(horizon, dim)` or named groups.
+        notes: remarks of preparation and inference, in that order.
+        prepare_ms: from submission until the observation was ready for the device, waiting for a thread included.
+        queue_ms: from then until its batch began.
+        model_ms: its whole batch on the device, synchronised.
+    """
+
+    actions: Actions
+    notes: tuple[str, ...]
+    prepare_ms: float
+    queue_ms: float
+    model_ms: float
+
+
+class Scheduler:
+    """Decides what the worker runs next.
+
+    Args:
+        worker: the device; its engine prepares and answers.
+        settings: bounds of the queue and of a batch, threads, default seed.
+    """
+
+    def __init__(self, worker: Worker, settings: ServerSettings) -> None:
+        self._worker = worker
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(settings.prepare_threads, thread_name_prefix="relay-prepare")
+        self._held = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._arrival = asyncio.Event()
+        self._dispatcher: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to feed the worker; call it once, from the running event loop."""
+        self._dispatcher = asyncio.create_task(self._dispatch(), name="relay-dispatch")
+
+    async def submit(self, request: Infer) -> Answer:
+        """Answer one request, in order of arrival with all others; cancelling the call takes it out of the queue.
+
+        Raises:
+            ServerFull: the queue is at its limit.
+            ObservationError: the policy cannot take the observation or the options.
+            Exception: whatever the engine raised for this row.
+        """
+        if self._held >= self._settings.max_queue:
+            raise ServerFull(f"the server is full: {self._held} requests are waiting; try again in a moment")
+        self._held += 1
+        try:
+            engine = await self._worker.ready()
+            submitted = perf_counter()
+            options = admit(request.options, engine.spec, self._settings.seed)
+            prepared = await self._prepare(engine, request.observation, options)
+            return await self._queue(prepared, options, submitted)
+        finally:
+            self._held -= 1
+
+    async def close(self) -> None:
+        """Stop feeding the worker; what still waits is cancelled."""
+        for waiting in self._waiting:
+            waiting.row.cancel()
+        if self._dispatcher is not None:
+            self._dispatcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._dispatcher
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _prepare(self, engine: Engine, observation: Observation, options: Options) -> _Ready:
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._threads, _prepare, engine, observation, options)
+        if isinstance(prepared, Exception):
+            raise prepared
+        return prepared
+
+    async def _queue(self, ready: _Ready, options: Options, submitted: float) -> Answer:
+        queued = perf_counter()
+        waiting = _Waiting(Work(ready.prepared, options), ready.batch_key)
+        self._waiting.append(waiting)
+        self._arrival.set()
+        try:
+            row = await waiting.row
+        except asyncio.CancelledError:
+            with contextlib.suppress(ValueError):  # already on the device
+                self._waiting.remove(waiting)
+            raise
+        if isinstance(row.answer, Failure):
+            raise row.answer.error
+        return Answer(
+            actions=row.answer.actions,
+            notes=(*ready.notes, *row.answer.notes),
+            prepare_ms=(queued - submitted) * 1e3,
+            queue_ms=(row.started - queued) * 1e3,
+            model_ms=(row.finished - row.started) * 1e3,
+        )
+
+    async def _dispatch(self) -> None:
+        engine = await self._worker.ready()
+        most = min(self._settings.max_batch or engine.spec.max_batch, engine.spec.max_batch)
+        while True:
+            await self._arrival.wait()
+            batch = self._take(most)
+            if not batch:
+                self._arrival.clear()
+                continue
+            try:
+                answer = await self._worker.infer([waiting.work for waiting in batch])
+            except Exception as error:  # the device is lost: each one learns it, also those still to come
+                rows = [_Row(Failure(error), 0.0, 0.0) for _ in batch]
+            else:
+                rows = [_Row(row, answer.started, answer.finished) for row in answer.rows]
+            for waiting, row in zip(batch, rows, strict=True):
+                if not waiting.row.done():
+                    waiting.row.set_result(row)
+
+    def _take(self, most: int) -> Sequence[_Waiting]:
+        """Remove the oldest request and those that may share its batch, oldest first."""
+        batch: list[_Waiting] = []
+        others: deque[_Waiting] = deque()
+        for waiting in self._waiting:
+            if waiting.row.done():
+                continue
+            fits = len(batch) < most and (not batch or waiting.batch_key == batch[0].batch_key)
+            (batch if fits else others).append(waiting)
+        self._waiting = others
+        return batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    prepared: object
+    batch_key: Hashable
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    answer: Chunk | Failure
+    started: float
+    finished: float
+
+
+def _new_row() -> asyncio.Future[_Row]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    work: Work
+    batch_key: Hashable
+    row: asyncio.Future[_Row] = field(default_factory=_new_row)
+
+
+def _prepare(engine: Engine, observation: Observation, options: Options) -> _Ready | Exception:
+    """Runs in a thread. Errors come back as values, since a future cannot carry every kind (StopIteration, for one)."""
+    try:
+        prepared = engine.prepare(observation, options)
+        key = engine.batch_key(prepared)
+        hash(key)
+        return _Ready(prepared, key, tuple(prepared.notes))
+    except Exception as error:
+        return error

@@ -1,0 +1,44 @@
+"""What an operator may choose about a server, checked when it is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How one server process listens, queues and stops.
+
+    Attributes:
+        host: address to bind; loopback unless others are meant to reach the policy.
+        port: TCP port; 0 takes any free one.
+        max_batch: most rows in one device batch; None means as many as the policy takes.
+        max_queue: most requests in preparation or waiting, over all connections; beyond it they are refused.
+        max_connections: most open connections; beyond it they are closed with 1013.
+        prepare_threads: threads that decode, resize and tokenize observations.
+        tracebacks: whether OpenPI clients get a traceback (without paths) besides the sentence and the error id.
+        drain_seconds: how long a stopping server waits for running requests.
+        seed: starting-noise seed of requests that bring neither `seed` nor `noise`; None draws a fresh one for each.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_batch: int | None = None
+    max_queue: int = 1_024
+    max_connections: int = 1_024
+    prepare_threads: int = 2
+    tracebacks: bool = True
+    drain_seconds: float = 15.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port must be between 0 (any) and 65535, got {self.port}")
+        for name in ("max_batch", "max_queue", "max_connections", "prepare_threads"):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not self.drain_seconds >= 0:
+            raise ValueError(f"drain_seconds must not be negative, got {self.drain_seconds}")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed must be in [-2^63, 2^64), got {self.seed}")

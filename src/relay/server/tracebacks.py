@@ -1,0 +1,89 @@
+"""What a client may read about a failure: one sentence, an error id, and a traceback without paths or values.
+
+The whole traceback stays in the log, found by the id.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import traceback
+from collections.abc import Iterator
+from pathlib import PurePath
+from types import FrameType, TracebackType
+
+from relay.engine.worker import NonFiniteActions
+from relay.protocol.errors import InvalidPayload, ProtocolError
+from relay.server.scheduler import ServerFull
+
+HEADER = "Traceback (most recent call last):"
+"""The words by which OpenPI clients tell a failure (openpi: src/openpi/serving/websocket_policy_server.py)."""
+
+MAX_TRACEBACK_BYTES = 8 * 1024
+MAX_SENTENCE_CHARACTERS = 2_000
+MAX_REASON_CHARACTERS = 256
+
+logger = logging.getLogger(__name__)
+
+
+def log_failure(error: Exception, peer: str) -> str:
+    """Log a failed request with its whole traceback and return the error id, eight hexadecimal digits."""
+    error_id = secrets.token_hex(4)
+    expected = isinstance(error, (ProtocolError, ServerFull))
+    logger.log(
+        logging.WARNING if expected else logging.ERROR,
+        "request from %s failed [error %s]: %s",
+        peer,
+        error_id,
+        sentence(error),
+        exc_info=None if isinstance(error, (InvalidPayload, ServerFull)) else error,  # those have no useful stack
+    )
+    return error_id
+
+
+def sentence(error: Exception) -> str:
+    """The failure in words that are safe for any reader."""
+    if isinstance(error, (ProtocolError, ServerFull, NonFiniteActions)):
+        return str(error)[:MAX_SENTENCE_CHARACTERS]
+    return "Internal inference error"
+
+
+def sanitized(error: Exception, error_id: str) -> str:
+    """The traceback as an OpenPI client gets it, at most 8 KB: module-relative frames, then the sentence and the id."""
+    last = f"{sentence(error)} [error {error_id}]"
+    if isinstance(error, (ProtocolError, ServerFull, NonFiniteActions)):
+        end = [f"{type(error).__name__}: {last}"]
+    else:
+        end = [f"{type(error).__name__}: {_without_paths(str(error))}", last]
+    frames = [] if isinstance(error, InvalidPayload) else list(_frames(error.__traceback__))
+    room = MAX_TRACEBACK_BYTES - sum(len(line.encode()) + 1 for line in [HEADER, "  ...", *end])
+    kept: list[str] = []
+    for frame in reversed(frames):  # the innermost frames say most
+        room -= len(frame.encode()) + 1
+        if room < 0:
+            kept.append("  ...")
+            break
+        kept.append(frame)
+    return "\n".join([HEADER, *reversed(kept), *end])
+
+
+def _frames(trace: TracebackType | None) -> Iterator[str]:
+    for frame, line in traceback.walk_tb(trace):
+        yield f"  {_module_path(frame)}:{line} {frame.f_code.co_name}"[:200]
+
+
+def _module_path(frame: FrameType) -> str:
+    """`relay/engine/worker.py` wherever it is installed: the package from the module's name, the file's last part."""
+    file = PurePath(frame.f_code.co_filename).name
+    module = str(frame.f_globals.get("__name__", ""))
+    package = module if file == "__init__.py" else module.rpartition(".")[0]
+    return "/".join([*filter(None, package.split(".")), file])
+
+
+_FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\\/]+(?=\w|\.)(?:[^\s'\"<>|:;,()\[\]]*[\\/])?")
+
+
+def _without_paths(reason: str) -> str:
+    """The first line of a foreign exception's text, with `/home/me/model.bin` cut to `model.bin`."""
+    return _FOLDERS.sub("", reason.strip().partition("\n")[0])[:MAX_REASON_CHARACTERS]
