@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -151,7 +152,7 @@ class Pi0(nn.Module):
 
     def run_prefix(self, x: Tensor, tables: Rotation, cache: Cache, key_mask: Tensor | None) -> Tensor:
         """Fill the cache from embedded tokens; returns what enters the last layer, of which only K and V are used."""
-        *blocks, last = self.language
+        *blocks, last = cast("list[GemmaBlock]", list(self.language))
         for layer, block in enumerate(blocks):
             x = block(x, tables, cache, layer, key_mask)
         last.write_keys_values(x, tables, cache, len(blocks))

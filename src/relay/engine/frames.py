@@ -1,0 +1,55 @@
+"""Camera frames on the CPU: from an image slot to pixels of the size a model wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from relay.protocol.errors import ObservationError
+from relay.protocol.images import decode_frame
+
+EXPECTED = "expected (H, W, 3) uint8 RGB, or a complete JPEG, PNG or WebP file as bytes"
+
+
+def read_frame(value: Any, name: str) -> NDArray[np.uint8]:
+    """The pixels of one image slot, (H, W, 3) uint8 RGB.
+
+    Args:
+        value: an array or an encoded image.
+        name: the slot for error messages, such as `image['base_0_rgb']`.
+
+    Raises:
+        ObservationError: for any other type, shape or dtype, and for images that cannot be decoded.
+    """
+    if isinstance(value, bytes | memoryview):
+        return decode_frame(bytes(value), name)
+    if not isinstance(value, np.ndarray):
+        raise ObservationError(f"{name}: {EXPECTED}, got {type(value).__name__}")
+    if value.dtype != np.uint8 or value.ndim != 3 or value.shape[-1] != 3 or value.size == 0:
+        hint = ""
+        if value.ndim == 4:
+            hint = "; one observation holds one frame per camera, send a batch as separate requests"
+        elif value.ndim == 3 and value.shape[0] == 3:
+            hint = "; transpose channels-first frames with .transpose(1, 2, 0)"
+        raise ObservationError(f"{name}: {EXPECTED}, got {value.shape} {value.dtype}{hint}")
+    return value
+
+
+def resize_with_pad(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Fit a frame into (height, width, 3), keeping its aspect ratio and padding with black, centred.
+
+    The same steps as openpi's server (openpi: packages/openpi-client/src/openpi_client/image_tools.py): Pillow's
+    antialiased bilinear filter, sizes truncated, the odd padding pixel at the bottom or right.
+    """
+    if frame.shape[:2] == (height, width):
+        return frame
+    ratio = max(frame.shape[1] / width, frame.shape[0] / height)
+    new_height, new_width = max(1, int(frame.shape[0] / ratio)), max(1, int(frame.shape[1] / ratio))
+    resized = Image.fromarray(frame).resize((new_width, new_height), Image.Resampling.BILINEAR)
+    padded = np.zeros((height, width, 3), np.uint8)
+    top, left = (height - new_height) // 2, (width - new_width) // 2
+    padded[top : top + new_height, left : left + new_width] = np.asarray(resized)
+    return padded

@@ -1,0 +1,136 @@
+"""The π0 / π0.5 engine: observations in model format to action chunks in the model's units.
+
+`prepare` runs on any thread and is CPU work only; `infer` runs on the device thread and answers all its rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.models.pi0.checkpoint import load_checkpoint
+from relay.models.pi0.model import Inputs, Pi0
+from relay.models.pi0.prefix import RowTokens, lay_out
+from relay.models.pi0.tokenizer import PromptTokenizer
+from relay.models.pi0.transforms import Pi0Prepared, prepare
+from relay.protocol.messages import Observation, Options
+
+
+def load(
+    name: str,
+    folder: Path,
+    *,
+    tokenizer: Path | None,
+    device: str,
+    dtype: str,
+    num_steps: int | None,
+    max_batch: int,
+    seed: int | None,
+    default_prompt: str | None,
+    progress: Progress,
+) -> Pi0Engine:
+    """Load a checkpoint folder and make it ready to warm up."""
+    place = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    precision = dtype if dtype != "auto" else "bfloat16" if place.type == "cuda" else "float32"
+    checkpoint = load_checkpoint(
+        folder, tokenizer=tokenizer, device=place, dtype=getattr(torch, precision), progress=progress
+    )
+    if num_steps is not None:
+        checkpoint.model.config = replace(checkpoint.model.config, num_steps=num_steps)
+    return Pi0Engine(
+        name, checkpoint.model, checkpoint.tokenizer, max_batch=max_batch, seed=seed, default_prompt=default_prompt
+    )
+
+
+class Pi0Engine:
+    """One loaded network with its prompt tokenizer."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Pi0,
+        tokenizer: PromptTokenizer,
+        *,
+        max_batch: int = 8,
+        seed: int | None = None,
+        default_prompt: str | None = None,
+    ) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._seed, self._default_prompt = seed, default_prompt
+        config = model.config
+        self.spec = PolicySpec(
+            model=name,
+            cameras=config.cameras,
+            state_dim=config.action_dim,
+            action_horizon=config.action_horizon,
+            action_dim=config.action_dim,
+            num_steps=config.num_steps,
+            max_batch=max_batch,
+            image_resolution=(config.vision.image_size, config.vision.image_size),
+        )
+
+    def prepare(self, observation: Observation, options: Options) -> Pi0Prepared:
+        """Validate, decode, resize and tokenize."""
+        return prepare(observation, options, self._model.config, self._tokenizer, default_prompt=self._default_prompt)
+
+    def batch_key(self, prepared: Pi0Prepared) -> str:
+        """Rows of any number of cameras, prompt length, steps and seeds share a batch."""
+        return "pi0"
+
+    def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
+        """Actions (action_horizon, action_dim) float32 for every row."""
+        actions = self._model.sample_actions(self._assemble(batch)).cpu().numpy()  # (rows, horizon, action_dim)
+        return [
+            Chunk(np.ascontiguousarray(row), notes=work.prepared.notes)
+            for row, work in zip(actions, batch, strict=True)
+        ]
+
+    def warm_up(self, progress: Progress) -> None:
+        """Run every batch size once, so that kernels are chosen and tables made before the first request."""
+        config = self._model.config
+        frames = np.zeros((len(config.cameras), config.vision.image_size, config.vision.image_size, 3), np.uint8)
+        tokens = tuple([self._tokenizer.vocabulary.bos_id] * config.max_token_len)
+        row = Pi0Prepared(frames, tokens, np.zeros(config.action_dim, np.float32), config.num_steps)
+        for rows in range(1, self.spec.max_batch + 1):
+            progress("warming up", rows / self.spec.max_batch)
+            self.infer([Work(row, Options(seed=0))] * rows)
+
+    def _assemble(self, batch: Sequence[Work]) -> Inputs:
+        device = self._model.action_in.weight.device
+        prepared: list[Pi0Prepared] = [work.prepared for work in batch]
+        layout = lay_out(
+            [RowTokens([True] * len(row.images), [True] * len(row.tokens)) for row in prepared],
+            self._model.config.vision.tokens,
+        )
+        state = None
+        if self._model.config.family == "pi0":
+            state = torch.from_numpy(np.stack([row.state for row in prepared])).to(device)
+        return Inputs(
+            images=torch.from_numpy(np.concatenate([row.images for row in prepared])).to(device),
+            tokens=torch.tensor([token for row in prepared for token in row.tokens], device=device),
+            layout=layout.to(device),
+            noise=torch.stack([self._noise(work.options) for work in batch]).to(device),
+            num_steps=[row.num_steps for row in prepared],
+            state=state,
+        )
+
+    def _noise(self, options: Options) -> Tensor:
+        """Starting noise (action_horizon, action_dim) float32, drawn on the CPU for this row alone.
+
+        So it does not depend on the batch or the device. All dimensions are drawn, the padding ones too.
+        """
+        if options.noise is not None:
+            return torch.tensor(options.noise, dtype=torch.float32)  # a copy: the request's bytes are read-only
+        generator = torch.Generator()
+        seed = self._seed if options.seed is None else options.seed
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        return torch.randn(self._model.config.action_horizon, self._model.config.action_dim, generator=generator)

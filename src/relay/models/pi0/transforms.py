@@ -1,0 +1,235 @@
+"""An observation in model format to what the network takes: checked, decoded, resized, tokenized.
+
+Model format means what the network was trained on: openpi's camera keys, the state normalized, actions as the network
+gives them. Robot units are a robot profile's business. CPU only, no shared state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relay.engine.frames import read_frame, resize_with_pad
+from relay.models.pi0.config import Pi0Config
+from relay.models.pi0.tokenizer import Prompt, PromptTokenizer
+from relay.protocol.errors import ObservationError
+from relay.protocol.images import decoded_bytes
+from relay.protocol.limits import MAX_DECODED_BYTES, MAX_PROMPT_BYTES
+from relay.protocol.messages import Observation, Options
+
+_KEYS = ("image", "image_mask", "state", "prompt", "tokenized_prompt", "tokenized_prompt_mask")
+_OTHER_IMAGE_KEYS = ("images", "observation/", "observation.images", "video")
+
+
+@dataclass(frozen=True, slots=True)
+class Pi0Prepared:
+    """One observation, ready for the device.
+
+    Attributes:
+        images: (cameras present, height, width, 3) uint8, in the order of the configuration.
+        tokens: the prompt's ids, without padding.
+        state: (action_dim,) float32, padded with zeros.
+        num_steps: denoising steps.
+        notes: what the caller should know.
+        ignored: keys of the observation that mean nothing to this policy.
+    """
+
+    images: NDArray[np.uint8]
+    tokens: tuple[int, ...]
+    state: NDArray[np.float32]
+    num_steps: int
+    notes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+def prepare(
+    observation: Observation,
+    options: Options,
+    config: Pi0Config,
+    tokenizer: PromptTokenizer,
+    *,
+    default_prompt: str | None = None,
+) -> Pi0Prepared:
+    """Validate and convert one observation.
+
+    Raises:
+        ObservationError: one sentence naming the field, what came and what is expected.
+    """
+    if "image" not in observation:
+        raise ObservationError(_missing("image", observation) + f"; it maps {', '.join(config.cameras)} to frames")
+    foreign = [key for key in observation if key.startswith(_OTHER_IMAGE_KEYS)]
+    if foreign:
+        raise ObservationError(f"{foreign[0]!r} beside 'image': send frames under one of the two, not both")
+    images, notes = _read_images(observation["image"], observation.get("image_mask"), config)
+    state = _read_state(observation, config)
+    prompt = _read_prompt(observation, state, config, tokenizer, default_prompt)
+    return Pi0Prepared(
+        images=images,
+        tokens=prompt.tokens,
+        state=np.pad(state, (0, config.action_dim - len(state))),
+        num_steps=_check_options(options, config),
+        notes=(*notes, *prompt.notes),
+        ignored=tuple(key for key in observation if key not in _KEYS),
+    )
+
+
+def _read_images(frames: Any, mask: Any, config: Pi0Config) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
+    if not isinstance(frames, Mapping):
+        raise ObservationError(f"image: expected a map of camera name to frame, got {type(frames).__name__}")
+    for camera in frames:
+        if camera not in config.cameras:
+            raise ObservationError(
+                f"image[{camera!r}] is not a camera of this policy{_nearest(camera, config.cameras)}; "
+                f"it takes {', '.join(config.cameras)}"
+            )
+    present = _read_mask(mask, frames, config)
+    if not present:
+        raise ObservationError(f"image: no camera; send at least one of {', '.join(config.cameras)}")
+    size = sum(decoded_bytes(frames[camera]) for camera in present)
+    if size > MAX_DECODED_BYTES:
+        raise ObservationError(
+            f"image: the frames hold {size >> 20} MiB of pixels, at most {MAX_DECODED_BYTES >> 20} MiB are taken"
+        )
+    side = config.vision.image_size
+    images = [resize_with_pad(read_frame(frames[camera], f"image[{camera!r}]"), side, side) for camera in present]
+    masked = [camera for camera in config.cameras if camera not in present]
+    notes = (f"cameras masked: {', '.join(masked)}",) if masked else ()
+    return np.stack(images), notes
+
+
+def _read_mask(mask: Any, frames: Mapping[str, Any], config: Pi0Config) -> list[str]:
+    """The cameras that count, in the configuration's order; a caller's mask wins over what is in `image`."""
+    if mask is None:
+        return [camera for camera in config.cameras if camera in frames]
+    if not isinstance(mask, Mapping):
+        raise ObservationError(f"image_mask: expected a map of camera name to bool, got {type(mask).__name__}")
+    for camera, value in mask.items():
+        if camera not in config.cameras:
+            raise ObservationError(
+                f"image_mask[{camera!r}] is not a camera of this policy{_nearest(camera, config.cameras)}"
+            )
+        if not _is_bool(value):
+            raise ObservationError(f"image_mask[{camera!r}]: expected a bool, got {_describe(value)}")
+        if value and camera not in frames:
+            raise ObservationError(f"image_mask[{camera!r}] is true but image holds no frame for it")
+    return [camera for camera in config.cameras if camera in frames and mask.get(camera, True)]
+
+
+def _read_state(observation: Observation, config: Pi0Config) -> NDArray[np.float32]:
+    """The state at its real width; a padded one is cut to it, never guessed from trailing zeros."""
+    real, padded = config.state_dim, config.action_dim
+    if "state" not in observation:
+        raise ObservationError(_missing("state", observation) + f"; it has {real} values, normalized")
+    try:
+        state = np.asarray(observation["state"], np.float32)
+    except (TypeError, ValueError):
+        raise ObservationError(f"state: expected {real} numbers, got {_describe(observation['state'])}") from None
+    widths = f"{real}" if real == padded else f"{real} values, or {padded} padded with zeros after normalizing"
+    if state.shape not in ((real,), (padded,)):
+        what = f"{state.shape[0]} values" if state.ndim == 1 else f"shape {state.shape}"
+        raise ObservationError(f"state has {what}; this policy expects {widths}")
+    if not np.isfinite(state).all():
+        where = int(np.flatnonzero(~np.isfinite(state))[0])
+        raise ObservationError(f"state[{where}] is {state[where]}; every value must be finite")
+    if state[real:].any():
+        where = real + int(np.flatnonzero(state[real:])[0])
+        raise ObservationError(
+            f"state[{where}] is {state[where]:g}, but this policy's state has {real} values and zeros"
+        )
+    return state[:real]
+
+
+def _read_prompt(
+    observation: Observation,
+    state: NDArray[np.float32],
+    config: Pi0Config,
+    tokenizer: PromptTokenizer,
+    default_prompt: str | None,
+) -> Prompt:
+    if "tokenized_prompt" in observation or "tokenized_prompt_mask" in observation:
+        if "prompt" in observation:
+            raise ObservationError("'prompt' beside 'tokenized_prompt': send one of the two, not both")
+        return _read_tokens(observation, config)
+    text = observation.get("prompt", default_prompt)
+    if text is None:
+        raise ObservationError(_missing("prompt", observation) + "; it is the task in plain language")
+    if isinstance(text, list | tuple) and len(text) == 1:
+        text = text[0]
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ObservationError("prompt: these bytes are not UTF-8") from None
+    if not isinstance(text, str):
+        raise ObservationError(f"prompt: expected a string, got {_describe(text)}")
+    if not text.strip():
+        raise ObservationError("prompt is empty; it is the task in plain language")
+    length = len(text.encode("utf-8", "surrogatepass"))
+    if length > MAX_PROMPT_BYTES:
+        raise ObservationError(f"prompt has {length} bytes of UTF-8; at most {MAX_PROMPT_BYTES} are taken")
+    return tokenizer(text, state)
+
+
+def _read_tokens(observation: Observation, config: Pi0Config) -> Prompt:
+    for key in ("tokenized_prompt", "tokenized_prompt_mask"):
+        if key not in observation:
+            raise ObservationError(f"{key} is missing; tokenized_prompt and tokenized_prompt_mask come together")
+    tokens = np.asarray(observation["tokenized_prompt"])
+    mask = np.asarray(observation["tokenized_prompt_mask"])
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or len(tokens) > config.max_token_len:
+        raise ObservationError(
+            f"tokenized_prompt: expected at most {config.max_token_len} integers in one dimension, "
+            f"got {tokens.shape} {tokens.dtype}"
+        )
+    if mask.shape != tokens.shape or mask.dtype != np.bool_:
+        raise ObservationError(f"tokenized_prompt_mask: expected {tokens.shape} bool, got {mask.shape} {mask.dtype}")
+    kept = tokens[mask]
+    if len(kept) == 0:
+        raise ObservationError("tokenized_prompt_mask masks every token; the prompt is empty")
+    if kept.min() < 0 or kept.max() >= config.vocab_size:
+        wrong = kept[(kept < 0) | (kept >= config.vocab_size)][0]
+        raise ObservationError(f"tokenized_prompt holds {wrong}; ids go from 0 to {config.vocab_size - 1}")
+    return Prompt(tuple(int(token) for token in kept))
+
+
+def _check_options(options: Options, config: Pi0Config) -> int:
+    most = max(50, 4 * config.num_steps)
+    num_steps = config.num_steps if options.num_steps is None else options.num_steps
+    if not 1 <= num_steps <= most:
+        raise ObservationError(f"num_steps must be between 1 and {most}, got {num_steps}")
+    expected = (config.action_horizon, config.action_dim)
+    if options.noise is not None and options.noise.shape != expected:
+        raise ObservationError(f"noise: expected {expected} float32, got {options.noise.shape}")
+    return num_steps
+
+
+def _missing(key: str, observation: Observation) -> str:
+    known = [name for name in observation if isinstance(name, str) and name not in _KEYS]
+    near = get_close_matches(key, known, n=1)
+    came = f"; {near[0]!r} is not a key of this policy, did you mean {key!r}?" if near else ""
+    return f"{key!r} is missing{came}"
+
+
+def _nearest(name: Any, known: tuple[str, ...]) -> str:
+    near = get_close_matches(str(name), known, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_) or (
+        isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool
+    )
+
+
+def _describe(value: Any) -> str:
+    """A short name for what came, never its content."""
+    if isinstance(value, np.ndarray):
+        return f"{value.shape} {value.dtype}"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return type(value).__name__

@@ -1,0 +1,73 @@
+"""The only list of model families; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+
+from relay.engine.base import Engine, Progress
+
+_FAMILIES = {
+    "demo": "relay.models.pi0.engine",
+    "pi0": "relay.models.pi0.engine",
+    "pi05": "relay.models.pi0.engine",
+}
+
+NAMES = tuple(_FAMILIES)
+
+
+class UnknownModel(ValueError):
+    """A model name that no family answers to; the text lists those that exist."""
+
+
+def load(
+    name: str,
+    *,
+    checkpoint: Path | None,
+    tokenizer: Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    num_steps: int | None = None,
+    max_batch: int = 8,
+    seed: int | None = None,
+    default_prompt: str | None = None,
+    progress: Progress = lambda phase, share: None,
+) -> Engine:
+    """Load a policy by its model name.
+
+    Args:
+        name: one of `NAMES`.
+        checkpoint: the checkpoint folder; the demo has its own.
+        tokenizer: a tokenizer file outside the checkpoint folder.
+        device: a torch device, or `auto`.
+        dtype: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
+        num_steps: default denoising steps; None keeps the checkpoint's.
+        seed: for requests that bring none; None draws a fresh one each time.
+        default_prompt: for observations without a prompt.
+
+    Raises:
+        UnknownModel: with the known names.
+        ValueError: a checkpoint that cannot be loaded faithfully.
+    """
+    if name not in _FAMILIES:
+        near = get_close_matches(name, NAMES, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise UnknownModel(f"model {name!r} is not known{hint}; known are {', '.join(NAMES)}")
+    if checkpoint is None:
+        if name != "demo":
+            raise ValueError(f"{name} needs --checkpoint DIR")
+        checkpoint = Path(str(files("relay.demo").joinpath("weights")))
+    return import_module(_FAMILIES[name]).load(
+        name,
+        checkpoint,
+        tokenizer=tokenizer,
+        device=device,
+        dtype=dtype,
+        num_steps=num_steps,
+        max_batch=max_batch,
+        seed=seed,
+        default_prompt=default_prompt,
+        progress=progress,
+    )
