@@ -1,0 +1,108 @@
+"""Waiting for a policy server that is not there yet: which failures pass, how long between attempts, what to log."""
+
+from __future__ import annotations
+
+import logging
+import random
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
+
+from relay.client.connection import HANDSHAKE_TIMEOUT_S, WebSocketConnection, open_websocket, shown
+
+logger = logging.getLogger("relay.client")
+
+FIRST_DELAY_S: Final = 0.25
+LONGEST_DELAY_S: Final = 5.0
+PATIENCE_S: Final = 10.0
+"""An open connection without metadata is worth a log line after this time."""
+
+_PASSING_STATUS: Final = frozenset({429, 502, 503, 504})
+_PASSING_CLOSE: Final = frozenset({1012, 1013})  # server restarting, server full
+
+
+def connect_when_ready(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+    """Connect and read the metadata frame, trying again for as long as the server may just be starting.
+
+    Every change of the reason for waiting is logged once.
+
+    Args:
+        timeout: seconds to wait in all; None waits as long as the server takes.
+
+    Raises:
+        TimeoutError: naming the last reason, after `timeout` seconds.
+        websockets.exceptions.InvalidStatus, OSError and others: what waiting does not cure.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    reported: str | None = None
+    for delay in _delays():
+        try:
+            return _attempt(url, headers, deadline)
+        except Exception as error:
+            reason = _passing_reason(error)
+            if reason is None:
+                raise
+            if deadline is not None and time.monotonic() + delay >= deadline:
+                raise TimeoutError(f"no policy server at {shown(url)} within {timeout:g} s: {reason}") from error
+        if reason != reported:
+            logger.warning("waiting for a policy server at %s: %s", shown(url), reason)
+            reported = reason
+        time.sleep(delay)
+    raise AssertionError("delays never end")
+
+
+def _attempt(url: str, headers: Mapping[str, str], deadline: float | None) -> WebSocketConnection:
+    connection = open_websocket(url, headers, min(HANDSHAKE_TIMEOUT_S, _remaining(deadline) or HANDSHAKE_TIMEOUT_S))
+    try:
+        remaining = _remaining(deadline)
+        try:
+            connection.read_greeting(PATIENCE_S if remaining is None else min(PATIENCE_S, remaining))
+        except TimeoutError:
+            logger.warning("connected to %s; waiting for its policy to be ready", shown(url))
+            connection.read_greeting(_remaining(deadline))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _remaining(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.001, deadline - time.monotonic())
+
+
+def _delays() -> Iterator[float]:
+    """Doubling from 0.25 s to 5 s, each shortened at random so that a fleet does not return in step."""
+    delay = FIRST_DELAY_S
+    while True:
+        yield delay * random.uniform(0.5, 1.0)
+        delay = min(LONGEST_DELAY_S, 2 * delay)
+
+
+def _passing_reason(error: Exception) -> str | None:
+    """Why waiting may cure this failure, or None if it will not."""
+    match error:
+        case InvalidStatus():
+            status = error.response.status_code
+            return f"HTTP {status}" if status in _PASSING_STATUS else None
+        case ConnectionClosed():
+            close = error.rcvd
+            if close is None:
+                return "the connection was lost"
+            return f"closed with {close.code} {close.reason}".rstrip() if close.code in _PASSING_CLOSE else None
+        case InvalidMessage() if isinstance(error.__cause__, EOFError):
+            return "the connection was closed during the handshake"
+        case EOFError():  # how websockets 13 says the same
+            return "the connection was closed during the handshake"
+        case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
+            return "the connection was closed during the TLS handshake"
+        case ssl.SSLError():  # a certificate or a protocol that does not fit
+            return None
+        case TimeoutError():
+            return "no answer"
+        case OSError():
+            return error.strerror or str(error)
+        case _:
+            return None

@@ -1,0 +1,282 @@
+"""One WebSocket to a policy server: open it, read the first frame, exchange messages, notice when the peer is gone.
+
+Moves bytes and text. Knows no observation, no codec and no MessagePack, and does not try again: `cold_start` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import urllib.parse
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, Protocol
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus, SecurityError
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+
+from relay.protocol.limits import CLOSE_TIMEOUT_S, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
+
+logger = logging.getLogger("relay.client")
+
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""TCP, TLS and upgrade of one attempt, as every `websockets` client; waiting for the first frame has no such limit."""
+
+WATCH_PERIOD_S: Final = 1.0
+"""How often a connection looks for an overdue pong or an upload that has stopped."""
+
+MAX_REDIRECTS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What the server said on connecting.
+
+    Attributes:
+        url: the address really connected to, after redirects.
+        relay: the server selected the `relay.v1` subprotocol.
+        headers: of its handshake response, with lower-case names.
+        first_frame: the metadata as it came: bytes, or the text of a refusal.
+    """
+
+    url: str
+    relay: bool
+    headers: Mapping[str, str]
+    first_frame: bytes | str
+
+
+class Connection(Protocol):
+    """What a policy needs of its transport."""
+
+    @property
+    def greeting(self) -> Greeting: ...
+
+    @property
+    def late_replies(self) -> int:
+        """Replies that came after their request had timed out, and were dropped."""
+        ...
+
+    def request(self, message: bytes, timeout: float | None) -> bytes | str:
+        """Send one message and return the reply to it, never the reply to an earlier one.
+
+        Raises:
+            TimeoutError: no reply within `timeout` seconds; the connection stays usable.
+            websockets.exceptions.ConnectionClosed: the connection is closed.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class WebSocketConnection:
+    """A `Connection` over the network, for one thread at a time; `close` may come from any thread."""
+
+    def __init__(self, websocket: ClientConnection, url: str) -> None:
+        self._websocket = websocket
+        self._url = url
+        # `websockets` 17 wants its connections used as context managers; 13 to 16 allow it.
+        self._open = ExitStack()
+        self._open.enter_context(websocket)
+        self._relay = websocket.subprotocol == SUBPROTOCOL
+        self._greeting: Greeting | None = None
+        self._owed = 1  # replies that the server still owes us; the first frame is the first
+        self._late = 0
+        self._sending = False
+        self._send_deadline: float | None = None
+        self._heard = monotonic()
+        self._why_cut: Exception | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="relay-watch", daemon=True).start()
+
+    def read_greeting(self, timeout: float | None) -> None:
+        """Wait for the first frame, which a server may hold back until its model is loaded.
+
+        Raises:
+            TimeoutError: not yet; call again to go on waiting.
+            websockets.exceptions.ConnectionClosed: the server hung up first.
+        """
+        first_frame = self._receive(timeout)
+        self._owed -= 1
+        response = self._websocket.response
+        headers = {name.lower(): value for name, value in response.headers.raw_items()} if response else {}
+        self._greeting = Greeting(self._url, self._relay, headers, first_frame)
+
+    @property
+    def greeting(self) -> Greeting:
+        assert self._greeting is not None, "read_greeting() comes first"
+        return self._greeting
+
+    @property
+    def late_replies(self) -> int:
+        return self._late
+
+    def request(self, message: bytes, timeout: float | None) -> bytes | str:
+        deadline = None if timeout is None else monotonic() + timeout
+        self._send(message, deadline)
+        while True:
+            try:
+                reply = self._receive(None if deadline is None else deadline - monotonic())
+            except TimeoutError:
+                raise TimeoutError(
+                    f"no reply from {shown(self._url)} within {timeout:g} s; it is dropped if it still comes"
+                ) from None
+            self._owed -= 1
+            if self._owed == 0:
+                return reply
+            self._late += 1
+            said = f": {reply}" if isinstance(reply, str) else ""
+            logger.warning("dropped a reply that came after its request had timed out%s", said)
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._sending:
+            self._cut(None)  # the closing handshake would wait behind the message
+        self._open.close()
+
+    def _send(self, message: bytes, deadline: float | None) -> None:
+        self._owed += 1
+        self._send_deadline = deadline
+        self._sending = True
+        try:
+            self._websocket.send(message)
+        except ConnectionClosed as error:
+            raise error from (self._why_cut or error.__cause__)
+        except BaseException:
+            # Part of the message may be on the wire, so that nothing can follow it.
+            self._cut(None)
+            raise
+        finally:
+            self._sending = False
+
+    def _receive(self, timeout: float | None) -> bytes | str:
+        try:
+            message = self._websocket.recv(None if timeout is None else max(0.0, timeout))
+        except ConnectionClosed as error:
+            raise error from (self._why_cut or error.__cause__)
+        self._heard = monotonic()
+        return message
+
+    def _watch(self) -> None:
+        """Ping the peer; cut the connection when it is silent or when an upload outlives its request's timeout.
+
+        The library's own keepalive cannot be used: releases 13 and 14 have none, and the later ones would cut off a
+        stock server, which answers no ping while it infers (openpi: src/openpi/serving/websocket_policy_server.py).
+        """
+        next_ping = self._heard + PING_INTERVAL_S
+        asked = 0.0
+        pong: threading.Event | None = None
+        while not self._closed.wait(WATCH_PERIOD_S):
+            now = monotonic()
+            if self._sending:  # a ping would only wait behind the message
+                if self._send_deadline is not None and now > self._send_deadline:
+                    return self._cut(TimeoutError("the request could not be sent within its timeout"))
+            elif pong is not None and not pong.is_set():
+                may_be_busy = not self._relay and self._owed > 0
+                if not may_be_busy and now - max(asked, self._heard) > PING_TIMEOUT_S:
+                    return self._cut(TimeoutError(f"the server has answered no ping for {PING_TIMEOUT_S:g} s"))
+            elif now >= next_ping:
+                try:
+                    pong = self._websocket.ping()
+                except ConnectionClosed:
+                    return None
+                asked, next_ping = now, now + PING_INTERVAL_S
+        return None
+
+    def _cut(self, why: Exception | None) -> None:
+        """End the TCP connection at once; whoever sends or receives gets `ConnectionClosed`, caused by `why`."""
+        self._why_cut = why
+        with suppress(OSError):  # already closed
+            # Not the SSL socket's own method, which would take the TLS state from under the sending thread.
+            socket.socket.shutdown(self._websocket.socket, socket.SHUT_RDWR)
+
+
+def open_websocket(url: str, headers: Mapping[str, str], timeout: float) -> WebSocketConnection:
+    """Connect once, following redirects; a redirect to another origin takes none of the caller's headers along.
+
+    Args:
+        timeout: seconds for TCP, TLS and upgrade together, redirects included.
+
+    Raises:
+        websockets.exceptions.InvalidURI: not a ws:// or wss:// URL.
+        websockets.exceptions.InvalidStatus: the server answered the upgrade with another HTTP status.
+        OSError: no connection; `TimeoutError` after `timeout` seconds.
+    """
+    deadline = monotonic() + timeout
+    for _ in range(MAX_REDIRECTS + 1):
+        try:
+            return WebSocketConnection(_upgrade(url, headers, deadline), url)
+        except Exception as error:
+            target = _redirect_target(url, error)
+            if target is None:
+                raise
+            if _origin(target) != _origin(url):
+                # `websockets` would keep all but three names, so that an X-API-Key would reach a stranger.
+                headers = {}
+            url = target
+    raise SecurityError(f"more than {MAX_REDIRECTS} redirects, the last to {shown(url)}")
+
+
+def shown(url: str) -> str:
+    """The URL without what may be secret: user info, query and fragment."""
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _upgrade(url: str, headers: Mapping[str, str], deadline: float) -> ClientConnection:
+    """TCP, TLS and the opening handshake on a socket of our own.
+
+    With a socket given, every release from 13 to 17 leaves environment proxies alone and follows no redirect.
+    """
+    address = parse_uri(url)
+    sock = socket.create_connection((address.host, address.port), timeout=_remaining(deadline))
+    try:
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connect(
+            url,
+            sock=sock,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            compression=None,
+            additional_headers=dict(headers),
+            open_timeout=_remaining(deadline),
+            ping_interval=None,
+            close_timeout=CLOSE_TIMEOUT_S,
+            max_size=None,
+        )
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _remaining(deadline: float) -> float:
+    seconds = deadline - monotonic()
+    if seconds <= 0:
+        raise TimeoutError("timed out while opening the connection")
+    return seconds
+
+
+def _redirect_target(url: str, error: BaseException) -> str | None:
+    """Where an HTTP redirect leads, or None if the error is no redirect."""
+    # Release 17 wraps the status it may not follow with our socket; the others raise it as it is.
+    for status in (error, error.__cause__, error.__context__):
+        if isinstance(status, InvalidStatus) and status.response.status_code in (301, 302, 303, 307, 308):
+            location = status.response.headers.get("Location")
+            if location is None:
+                return None
+            target = urllib.parse.urljoin(url, location)
+            if target.startswith("http"):
+                target = "ws" + target.removeprefix("http")
+            if parse_uri(url).secure and not parse_uri(target).secure:
+                raise SecurityError(f"refused a redirect from wss to {shown(target)}") from status
+            return target
+    return None
+
+
+def _origin(url: str) -> tuple[bool, str, int]:
+    address = parse_uri(url)
+    return address.secure, address.host, address.port

@@ -1,0 +1,157 @@
+"""What the server at the other end takes: read once from its handshake and metadata, asked before every request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, cast
+
+from relay.client.connection import Greeting, shown
+from relay.protocol import msgpack_numpy
+from relay.protocol.errors import InvalidPayload
+from relay.protocol.limits import MAX_MESSAGE_BYTES
+
+logger = logging.getLogger("relay.client")
+
+VLLM_PATH: Final = "/v1/realtime/robot/openpi"
+
+REQUEST_OPTIONS: Final = (
+    "num_steps",
+    "num_inference_steps",
+    "sampling_params",
+    "seed",
+    "noise",
+    "adapter_dir",
+    "deadline_ms",
+    "prev_actions",
+    "inference_delay",
+    "execution_horizon",
+    "executed_actions",
+)
+"""Keys of an observation that ask for something; a server that does not know one ignores it without a word."""
+
+
+class PeerKind(Enum):
+    """The servers a policy may find, each with the request options that it heeds."""
+
+    RELAY = "a relay server", frozenset(REQUEST_OPTIONS)
+    HOSTED = "a server with pi0's documented metadata", frozenset({"num_steps", "adapter_dir"})
+    VLLM = "a vLLM-Omni server", frozenset({"seed", "sampling_params"})
+    STOCK = "a stock OpenPI server", frozenset[str]()
+
+    def __init__(self, title: str, options: frozenset[str]) -> None:
+        self.title = title
+        self.options = options
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server as its greeting shows it.
+
+    Attributes:
+        kind: which options it heeds, and whether it knows `reset`.
+        metadata: the first frame, decoded.
+        image_formats: containers it decodes (`jpeg`, `webp`, ...); empty if it takes arrays only.
+        max_payload: bytes it accepts in one message.
+        vllm_path: replies are bare arrays and error maps.
+    """
+
+    kind: PeerKind
+    metadata: dict[str, Any]
+    image_formats: frozenset[str]
+    max_payload: int
+    vllm_path: bool
+
+    @property
+    def resets(self) -> bool:
+        """Whether it answers `{"endpoint": "reset"}`; a stock server would take that for an observation."""
+        return self.kind is PeerKind.RELAY or self.vllm_path
+
+    def check_options(self, observation: Mapping[str, Any]) -> None:
+        """Refuse what this server would silently ignore.
+
+        Raises:
+            ValueError: naming the options.
+        """
+        ignored = [name for name in REQUEST_OPTIONS if name in observation and name not in self.kind.options]
+        if ignored:
+            raise ValueError(
+                f"{', '.join(map(repr, ignored))} would be ignored: {self.kind.title} is at the other end; "
+                "leave it out, or serve the policy with relay"
+            )
+
+
+def read_peer(greeting: Greeting) -> Peer:
+    """Tell from a greeting what the server takes.
+
+    Raises:
+        RuntimeError: the server refuses to serve, or its first frame is no metadata.
+    """
+    metadata = _read_metadata(greeting)
+    vllm_path = urllib.parse.urlsplit(greeting.url).path.rstrip("/").endswith(VLLM_PATH)
+    if greeting.relay:
+        kind = PeerKind.RELAY
+    elif vllm_path:
+        kind = PeerKind.VLLM
+    elif "model" in metadata and "cameras" in metadata:
+        kind = PeerKind.HOSTED
+    else:
+        kind = PeerKind.STOCK
+    return Peer(kind, metadata, _image_formats(greeting, kind), _max_payload(greeting, metadata), vllm_path)
+
+
+def refusal(text: str) -> str:
+    """What a text frame says: the message of a JSON error, else the text itself."""
+    try:
+        error: object = json.loads(text)
+    except ValueError:
+        return text
+    fields = cast("dict[str, object]", error) if isinstance(error, dict) else {}
+    for message in (fields.get("message"), fields.get("error")):
+        if isinstance(message, str):
+            return message
+    return text
+
+
+def _read_metadata(greeting: Greeting) -> dict[str, Any]:
+    frame = greeting.first_frame
+    if isinstance(frame, str):
+        raise RuntimeError(refusal(frame))
+    try:
+        metadata = msgpack_numpy.unpack(frame)
+    except InvalidPayload as error:
+        raise RuntimeError(f"{shown(greeting.url)} is no policy server: its first frame is not metadata") from error
+    if not isinstance(metadata, dict):
+        raise RuntimeError(
+            f"{shown(greeting.url)} is no policy server: its first frame is a {type(metadata).__name__}, not a map"
+        )
+    return cast("dict[str, Any]", metadata)
+
+
+def _image_formats(greeting: Greeting, kind: PeerKind) -> frozenset[str]:
+    listed = greeting.headers.get("relay-codecs")
+    if kind is PeerKind.RELAY and listed is not None:
+        return frozenset(name.strip().lower() for name in listed.split(",")) - {""}
+    if kind in (PeerKind.RELAY, PeerKind.HOSTED):
+        return frozenset({"jpeg", "png", "webp"})
+    return frozenset()
+
+
+def _max_payload(greeting: Greeting, metadata: Mapping[str, Any]) -> int:
+    stated: object = greeting.headers.get("relay-max-payload") or metadata.get("max_payload_bytes")
+    if stated is None:
+        return MAX_MESSAGE_BYTES
+    try:
+        limit = int(str(stated))
+    except ValueError:
+        limit = 0
+    if limit <= 0:
+        logger.warning(
+            "%s states a payload limit of %r; using %d bytes", shown(greeting.url), stated, MAX_MESSAGE_BYTES
+        )
+        return MAX_MESSAGE_BYTES
+    return min(limit, MAX_MESSAGE_BYTES)
