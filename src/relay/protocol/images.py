@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from relay.protocol.errors import ObservationError
-from relay.protocol.image_header import ImageHeader, image_header
+from relay.protocol.image_header import ImageHeader, image_header, is_image_file, pixels_only
 from relay.protocol.limits import MAX_IMAGE_SIDE
 
 try:
-    import simplejpeg
+    import simplejpeg  # pyright: ignore[reportMissingTypeStubs]
 except ImportError:  # Pillow does the same, more slowly
     simplejpeg = None
 
@@ -132,13 +132,18 @@ def decode_frame(data: bytes, name: str) -> NDArray[np.uint8]:
         if header.format == "JPEG" and simplejpeg is not None:
             frame = simplejpeg.decode_jpeg(data, "RGB")
         else:
-            with Image.open(io.BytesIO(data), formats=[header.format]) as image:
-                frame = np.asarray(image.convert("RGB"))
+            frame = _opened(pixels_only(data, header.format), header.format)
     except Exception as error:  # decoders raise whatever their parsers raise
         raise ObservationError(f"{name} is a damaged or truncated {header.format} file: {error}") from None
     if frame.shape != (header.height, header.width, 3):
-        raise ObservationError(f"{name} is a damaged {header.format} file: its pixels differ from its header")
-    return cast("NDArray[np.uint8]", frame)
+        raise ObservationError(f"{name} is a damaged {header.format} file: its pixels differ from its header in size")
+    return frame
+
+
+def _opened(data: bytes, image_format: str) -> NDArray[np.uint8]:
+    image: Any = Image.open(io.BytesIO(data), formats=[image_format])
+    with image:
+        return np.asarray(image.convert("RGB"))
 
 
 def decoded_bytes(value: Any, name: str = "image") -> int:
@@ -155,7 +160,8 @@ def decoded_bytes(value: Any, name: str = "image") -> int:
         parts = cast("list[Any]", value)
         return sum(decoded_bytes(part, f"{name}[{index}]") for index, part in enumerate(parts))
     raise ObservationError(
-        f"{name} is a {type(value).__name__}; expected an (H, W, 3) uint8 RGB array or the bytes of a JPEG, PNG or WebP file"
+        f"{name} is a {type(value).__name__}; expected an (H, W, 3) uint8 RGB array "
+        "or the bytes of a JPEG, PNG or WebP file"
     )
 
 
@@ -186,16 +192,13 @@ def _decode_slot(value: Any, name: str) -> Any:
     if isinstance(value, (list, tuple)):
         parts = [_decode_slot(part, f"{name}[{index}]") for index, part in enumerate(cast("list[Any]", value))]
         return _stacked(parts)
-    if isinstance(value, (bytes, bytearray, memoryview)) and looks_like_image(bytes(value[:12])):
-        return decode_frame(bytes(value), name)
+    if isinstance(value, bytes) and is_image_file(value):
+        return decode_frame(value, name)
     return value
 
 
-def looks_like_image(data: bytes) -> bool:
-    """Whether bytes begin with the signature of a container that servers accept."""
-    return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
-
-
 def _stacked(parts: list[Any]) -> Any:
-    shapes = {part.shape if isinstance(part, np.ndarray) and part.dtype == np.uint8 else None for part in parts}
-    return np.stack(parts) if len(shapes) == 1 and None not in shapes else parts
+    frames = [cast("NDArray[np.uint8]", part) for part in parts if isinstance(part, np.ndarray)]
+    if len(frames) < len(parts) or len({frame.shape for frame in frames}) != 1:
+        return parts
+    return np.stack(frames)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from relay.protocol.errors import InvalidPayload, ObservationError
 from relay.protocol.msgpack_numpy import pack, unpack
 from relay.protocol.options import Options, take_options, take_session_id
-from relay.protocol.wording import child_path, quoted, shown
+from relay.protocol.wording import as_text, child_path, quoted, shown
 
 Observation: TypeAlias = Mapping[str, Any]
 """What the robot sees, by the model's or the robot's own keys, transport keys removed.
@@ -56,7 +56,7 @@ def decode_request(data: bytes | str) -> Infer | Reset:
         raise InvalidPayload(f"the message is {shown(value)}; a request is a map")
     observation = _with_text_keys(cast("dict[str | bytes, Any]", value), "")
     endpoint_named = "endpoint" in observation
-    endpoint = _text(observation.pop("endpoint", "infer"))
+    endpoint = as_text(observation.pop("endpoint", "infer"))
     if endpoint == "reset":
         return Reset()
     if endpoint != "infer":
@@ -96,10 +96,6 @@ def _float32(actions: Actions) -> NDArray[np.float32] | dict[str, NDArray[np.flo
     if isinstance(actions, Mapping):
         return {str(group): np.ascontiguousarray(part, dtype="<f4") for group, part in actions.items()}
     return np.ascontiguousarray(actions, dtype="<f4")
-
-
-def _text(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _with_text_keys(fields: dict[str | bytes, Any], path: str) -> dict[str, Any]:

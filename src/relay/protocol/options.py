@@ -1,7 +1,6 @@
 """What a request asks for besides its observation: the transport keys, checked once and taken out of it.
 
-Sources of the keys: openpi: packages/openpi-client, vllm-omni: docs/serving/openpi_api.md. Bounds that depend on a model
-(how many denoising steps, which adapters, what width) are the engine's to check.
+It knows no model: how many denoising steps, which adapters and what width are the engine's to check.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from relay.protocol.errors import ObservationError
 from relay.protocol.limits import MAX_SESSION_ID_CHARS
-from relay.protocol.wording import quoted, shown
+from relay.protocol.wording import as_text, quoted, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,9 @@ def take_session_id(observation: dict[str, Any]) -> str:
             raise ObservationError(f"session_id is {quoted(name)}, which is not UTF-8") from None
     if name is None or name == "":
         return "default"
-    if isinstance(name, (int, np.integer)) and not isinstance(name, bool):
-        name = str(name)
+    number = _integer(name)
+    if number is not None:
+        name = str(number)
     if not isinstance(name, str):
         raise ObservationError(f"session_id is {shown(value)}; expected text, bytes or an integer")
     if len(name) > MAX_SESSION_ID_CHARS:
@@ -138,7 +138,7 @@ def _take_adapter(observation: dict[str, Any]) -> str | None:
     value = observation.pop("adapter_dir", None)
     if value is None:
         return None
-    name = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    name = as_text(value)
     if not isinstance(name, str):
         raise ObservationError(f"adapter_dir is {shown(value)}; expected the name of an adapter this server holds")
     if not _ADAPTER_NAME.fullmatch(name) or name in (".", ".."):
@@ -156,12 +156,15 @@ def _take_deadline(observation: dict[str, Any]) -> float | None:
     value = observation.pop("deadline_ms", None)
     if value is None:
         return None
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ObservationError(f"deadline_ms is {shown(value)}; expected a positive number of milliseconds")
-    deadline = float(cast(float, value))
+    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
+    deadline = float(value) if is_number else math.nan
     if not (math.isfinite(deadline) and deadline > 0):
         raise ObservationError(f"deadline_ms is {shown(value)}; expected a positive number of milliseconds")
     return deadline
+
+
+_INTEGERS: Final[tuple[Any, ...]] = (int, np.integer)
+_NUMBERS: Final[tuple[Any, ...]] = (int, float, np.integer, np.floating)
 
 
 def _take_chunking(
@@ -219,6 +222,4 @@ def _take_array(
 
 def _integer(value: Any) -> int | None:
     """The value as an int; None for bool, float, text, lists and arrays."""
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return int(value)
-    return None
+    return int(value) if isinstance(value, _INTEGERS) and not isinstance(value, bool) else None

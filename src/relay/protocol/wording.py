@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 def quoted(text: str | bytes, limit: int = 80) -> str:
     """The sender's text as it may stand in a message or a log: escaped, on one line, cut to `limit` characters."""
-    if isinstance(text, bytes):
-        text = text[: limit + 1].decode("utf-8", "replace")
-    escaped = ascii(text[: limit + 1])
+    escaped = ascii(as_text(text[: limit + 1]))
     return escaped if len(escaped) <= limit else f"{escaped[: limit - 3]}...'"
 
 
@@ -25,12 +23,20 @@ def shown(value: object) -> str:
     if isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
         return f"an array of shape {array.shape} and dtype {array.dtype}"
-    if isinstance(value, (bool, int, float, np.generic)):
+    if isinstance(value, _NUMBERS):
         return str(value)
     if isinstance(value, (dict, list, tuple)):
         count = len(cast("list[Any]", value))
         return f"a {'map' if isinstance(value, dict) else 'list'} of {count} items"
     return f"a {type(value).__name__}"
+
+
+_NUMBERS: Final[tuple[Any, ...]] = (bool, int, float, np.generic)
+
+
+def as_text(value: Any) -> Any:
+    """Byte strings as text, whatever they hold; other values as they are."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def child_path(path: str, key: object) -> str:
