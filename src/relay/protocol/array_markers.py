@@ -16,7 +16,8 @@ def to_marker(value: Any) -> dict[bytes, Any]:
     """openpi's marker map for an array or a NumPy scalar.
 
     Raises:
-        ValueError: for arrays that have no portable form. TypeError: for other types.
+        ValueError: for what has no portable form.
+        TypeError: for foreign types.
     """
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):
@@ -25,7 +26,13 @@ def to_marker(value: Any) -> dict[bytes, Any]:
         dtype = _sendable(array.dtype)
         return {b"__ndarray__": True, b"data": _elements(array), b"dtype": dtype, b"shape": array.shape}
     if isinstance(value, np.generic):
-        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": _sendable(cast(Any, value).dtype)}
+        scalar = cast(Any, value)
+        dtype, plain = _sendable(scalar.dtype), scalar.item()
+        if type(plain) not in (bool, int, float):  # dates, and long doubles, whose item is again a long double
+            raise ValueError(f"a {scalar.dtype.name} scalar cannot be sent; use a plain number, text or an array")
+        return {b"__npgeneric__": True, b"data": plain, b"dtype": dtype}
+    if isinstance(value, int):
+        raise ValueError("an integer beyond 64 bits cannot be sent")
     raise TypeError(f"{type(value).__name__} cannot be sent; use arrays, numbers, text, bytes, lists and dicts")
 
 

@@ -78,9 +78,7 @@ def _refusal(value: Any, path: str, depth: int) -> str | None:
     else:
         try:
             _msgpack.packb(value, default=to_marker)
-        except OverflowError:
-            return f"{path}: the integer {value} is beyond 64 bits"
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             return f"{path}: {error}" if path else str(error)
         return None
     for key, part in parts:
