@@ -51,17 +51,10 @@ def load(
         UnknownModel: with the known names.
         ValueError: a checkpoint that cannot be loaded faithfully.
     """
-    if name not in _FAMILIES:
-        near = get_close_matches(name, NAMES, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        raise UnknownModel(f"model {name!r} is not known{hint}; known are {', '.join(NAMES)}")
-    if checkpoint is None:
-        if name != "demo":
-            raise ValueError(f"{name} needs --checkpoint DIR")
-        checkpoint = Path(str(files("relay.demo").joinpath("weights")))
+    folder = checkpoint_folder(name, checkpoint)
     return import_module(_FAMILIES[name]).load(
         name,
-        checkpoint,
+        folder,
         tokenizer=tokenizer,
         device=device,
         dtype=dtype,
@@ -71,3 +64,23 @@ def load(
         default_prompt=default_prompt,
         progress=progress,
     )
+
+
+def checkpoint_folder(name: str, checkpoint: Path | None) -> Path:
+    """The folder that a model is loaded from; loads nothing, so that a typing error shows at once.
+
+    Raises:
+        UnknownModel: with the known names.
+        ValueError: no folder is given, or it isn't there.
+    """
+    if name not in _FAMILIES:
+        near = get_close_matches(name, NAMES, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise UnknownModel(f"model {name!r} is not known{hint}; known are {', '.join(NAMES)}")
+    if checkpoint is None:
+        if name != "demo":
+            raise ValueError(f"{name} needs --checkpoint DIR")
+        return Path(str(files("relay.demo").joinpath("weights")))
+    if not checkpoint.is_dir():
+        raise ValueError(f"checkpoint {checkpoint} is not a folder")
+    return checkpoint

@@ -68,7 +68,8 @@ def test_prefix_embeddings_keys_and_values_equal_the_reference(family: str) -> N
     cache = KeyValueCache(
         config.language.depth, rows, length, config.head_dim, dtype=torch.float32, device=torch.device("cpu")
     )
-    embedded = model.embed_prefix(inputs, rotation(inputs.layout.positions, config.head_dim), cache)
+    embedded = model.embed_tokens(model.vision(inputs.images), inputs.tokens, inputs.layout)
+    model.run_prefix(embedded, rotation(inputs.layout.positions, config.head_dim), cache, inputs.layout.valid)
 
     at = torch.from_numpy(gold["prefix_probe_positions"])
     assert inputs.layout.valid is not None

@@ -1,6 +1,6 @@
 """The tiny golden models: random π0 and π0.5 networks whose outputs were recorded from openpi's JAX implementation.
 
-The golden files hold weights (openpi-PyTorch names, exact in bfloat16), inputs and JAX's actions in float32 and bfloat16.
+The golden files hold weights (openpi-PyTorch names, exact in bfloat16), inputs and JAX's actions in both precisions.
 """
 
 from __future__ import annotations

@@ -120,9 +120,7 @@ def _configure(tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> Pi
     }
     for key, value in agreed.items():
         if settings.get(key, value) != value:
-            raise CheckpointError(
-                f"{SETTINGS_FILE} says {key} {settings[key]!r}, but the tensors are of {key} {value!r}"
-            )
+            raise CheckpointError(f"{SETTINGS_FILE} says {key} {settings[key]!r}, but the tensors say {value!r}")
     return Pi0Config(
         family=sizes.family,
         vision=sizes.vision(required("vision_heads")),

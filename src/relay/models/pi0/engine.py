@@ -86,10 +86,7 @@ class Pi0Engine:
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """Actions (action_horizon, action_dim) float32 for every row."""
         actions = self._model.sample_actions(self._assemble(batch)).cpu().numpy()  # (rows, horizon, action_dim)
-        return [
-            Chunk(np.ascontiguousarray(row), notes=work.prepared.notes)
-            for row, work in zip(actions, batch, strict=True)
-        ]
+        return [Chunk(row) for row in actions]
 
     def warm_up(self, progress: Progress) -> None:
         """Run every batch size once, so that kernels are chosen and tables made before the first request."""

@@ -90,7 +90,7 @@ def _read_images(frames: Any, mask: Any, config: Pi0Config) -> tuple[NDArray[np.
     present = _read_mask(mask, frames, config)
     if not present:
         raise ObservationError(f"image: no camera; send at least one of {', '.join(config.cameras)}")
-    size = sum(decoded_bytes(frames[camera]) for camera in present)
+    size = sum(decoded_bytes(frames[camera], f"image[{camera!r}]") for camera in present)
     if size > MAX_DECODED_BYTES:
         raise ObservationError(
             f"image: the frames hold {size >> 20} MiB of pixels, at most {MAX_DECODED_BYTES >> 20} MiB are taken"
@@ -139,7 +139,7 @@ def _read_state(observation: Observation, config: Pi0Config) -> NDArray[np.float
     if state[real:].any():
         where = real + int(np.flatnonzero(state[real:])[0])
         raise ObservationError(
-            f"state[{where}] is {state[where]:g}, but this policy's state has {real} values and zeros"
+            f"state[{where}] is {state[where]:g}; behind this policy's {real} values only zeros may stand"
         )
     return state[:real]
 

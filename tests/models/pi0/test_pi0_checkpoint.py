@@ -1,0 +1,139 @@
+"""Checkpoint folders: loaded whole or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny import DATA, golden, golden_inputs, tiny_model
+
+from relay.demo.vocabulary import write_tokenizer
+from relay.models.pi0.checkpoint import Checkpoint, load_checkpoint, read_settings
+from relay.models.pi0.weights import CheckpointError, load_weights, read_safetensors, save_weights
+
+SETTINGS = {
+    "action_horizon": 10,
+    "state_dim": 32,
+    "vision_heads": 2,
+    "state_in_prompt": True,
+    "max_token_len": 40,
+    "num_steps": 10,
+}
+EXPERT = "paligemma_with_expert.gemma_expert.model."
+EMBEDDING = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
+
+Tensors = dict[str, torch.Tensor]
+
+
+def tiny_tensors() -> Tensors:
+    return read_safetensors(DATA / "pi05_tiny.safetensors")
+
+
+def load(folder: Path) -> Checkpoint:
+    return load_checkpoint(
+        folder,
+        tokenizer=None,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        progress=lambda phase, share: None,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_file(tiny_tensors(), tmp_path / "model.safetensors")
+    (tmp_path / "relay.json").write_text(json.dumps(SETTINGS))
+    write_tokenizer(tmp_path / "tokenizer.json")
+    return tmp_path
+
+
+def test_a_folder_loads_and_gives_the_golden_actions(folder: Path) -> None:
+    actions = load(folder).model.sample_actions(golden_inputs("pi05", (0, 1), 10)).numpy()
+    reference = golden("pi05")["actions_f32_10"]
+    assert np.abs(actions - reference).max() / reference.std() <= 1e-4
+
+
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_saving_and_loading_give_back_every_tensor(family: str) -> None:
+    saved = save_weights(tiny_model(family), torch.bfloat16)
+    original = read_safetensors(DATA / f"{family}_tiny.safetensors")
+    unused = "paligemma_with_expert.paligemma.model.language_model.norm.weight"
+    assert saved.keys() == original.keys()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in original.items() if name != unused)
+
+
+def lerobot_prefix(tensors: Tensors) -> Tensors:
+    return {f"model.{name}": tensor for name, tensor in tensors.items()}
+
+
+def tied_head_only(tensors: Tensors) -> Tensors:
+    return {HEAD if name == EMBEDDING else name: tensor for name, tensor in tensors.items()}
+
+
+def with_untied_heads(tensors: Tensors) -> Tensors:
+    noise = torch.zeros(3, 3)
+    return {**tensors, HEAD: noise, "paligemma_with_expert.gemma_expert.lm_head.weight": noise}
+
+
+@pytest.mark.parametrize("form", [lerobot_prefix, tied_head_only, with_untied_heads])
+def test_the_forms_that_openpi_and_lerobot_write_load_alike(form: Callable[[Tensors], Tensors]) -> None:
+    model = tiny_model("pi05")
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    load_weights(model, form(tiny_tensors()))
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_missing_unknown_and_misshapen_tensors_are_all_listed() -> None:
+    tensors = tiny_tensors()
+    del tensors[EXPERT + "norm.dense.bias"]
+    tensors["surprise.weight"] = torch.zeros(2)
+    tensors["action_in_proj.bias"] = torch.zeros(7)
+    with pytest.raises(CheckpointError) as error:
+        load_weights(tiny_model("pi05"), tensors)
+    text = str(error.value)
+    assert f"missing: {EXPERT}norm.dense.bias" in text
+    assert "unknown: surprise.weight" in text
+    assert "wrong shape: action_in_proj.bias is (7,), expected (32,)" in text
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "relay.json", "tokenizer.json"])
+def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
+    (folder / missing).unlink()
+    with pytest.raises(CheckpointError, match=missing):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"action_horizn": 10}, "unknown key 'action_horizn', did you mean 'action_horizon'"),
+        ({"num_steps": "10"}, "num_steps is '10', expected an int"),
+        ({"num_steps": True}, "num_steps is True, expected an int"),
+        ({"model": "pi0"}, "says model 'pi0', but the tensors say 'pi05'"),
+        ({"heads": 4}, "says heads 4, but the tensors say 8"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
+    (folder / "relay.json").write_text(json.dumps({**SETTINGS, **changes}))
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("key", sorted(SETTINGS))
+def test_what_the_tensors_do_not_tell_must_be_said(folder: Path, key: str) -> None:
+    (folder / "relay.json").write_text(json.dumps({k: v for k, v in SETTINGS.items() if k != key}))
+    with pytest.raises(CheckpointError, match=f"no '{key}'"):
+        load(folder)
+
+
+def test_settings_that_are_no_object_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "relay.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match="holds a list"):
+        read_settings(tmp_path / "relay.json")

@@ -1,0 +1,91 @@
+"""The engine: rows in, chunks out, each on its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tiny import golden, image, tiny_model
+
+from relay.demo.vocabulary import write_tokenizer
+from relay.engine.base import Chunk, Work
+from relay.models.pi0.config import CAMERAS
+from relay.models.pi0.engine import Pi0Engine
+from relay.models.pi0.tokenizer import PromptTokenizer, load_vocabulary
+from relay.protocol.errors import ObservationError
+from relay.protocol.messages import Options
+
+
+@pytest.fixture(scope="module", params=["pi0", "pi05"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pi0Engine:
+    path = tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
+    write_tokenizer(path)
+    tokenizer = PromptTokenizer(load_vocabulary(path), 40, request.param == "pi05")
+    return Pi0Engine(request.param, tiny_model(request.param), tokenizer, max_batch=4)
+
+
+def observation(engine: Pi0Engine, row: int) -> dict[str, object]:
+    """A golden observation as a client would send it, with token ids."""
+    gold = golden(engine.spec.model)
+    return {
+        "image": {camera: image(row, i) for i, camera in enumerate(CAMERAS)},
+        "image_mask": {camera: bool(gold[f"mask_{camera}"][row]) for camera in CAMERAS},
+        "state": gold["state"][row],
+        "tokenized_prompt": gold["tokens"][row],
+        "tokenized_prompt_mask": gold["token_mask"][row],
+    }
+
+
+def infer(engine: Pi0Engine, *rows: tuple[int, Options]) -> list[NDArray[np.float32]]:
+    work = [Work(engine.prepare(observation(engine, row), options), options) for row, options in rows]
+    chunks = engine.infer(work)
+    assert all(isinstance(chunk, Chunk) for chunk in chunks)
+    return [np.asarray(chunk.actions) for chunk in chunks if isinstance(chunk, Chunk)]
+
+
+def test_observations_with_given_noise_give_the_golden_actions(engine: Pi0Engine) -> None:
+    gold = golden(engine.spec.model)
+    actions = infer(engine, *[(row, Options(noise=gold["noise"][row])) for row in (0, 1)])
+    reference = gold["actions_f32_10"]
+    assert np.abs(np.stack(actions) - reference).max() / reference.std() <= 1e-4
+
+
+def test_the_same_seed_gives_the_same_bytes(engine: Pi0Engine) -> None:
+    first, second = infer(engine, (0, Options(seed=7))), infer(engine, (0, Options(seed=7)))
+    assert first[0].tobytes() == second[0].tobytes()
+
+
+def test_without_a_seed_every_request_draws_its_own(engine: Pi0Engine) -> None:
+    first, second = infer(engine, (0, Options()), (0, Options()))
+    assert not np.allclose(first, second)
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 0, 2**64 - 1])
+def test_the_whole_range_of_seeds_is_taken(engine: Pi0Engine, seed: int) -> None:
+    assert np.isfinite(infer(engine, (0, Options(seed=seed, num_steps=1)))[0]).all()
+
+
+def test_rows_of_one_batch_do_not_depend_on_each_other(engine: Pi0Engine) -> None:
+    requests = [(0, Options(seed=1)), (1, Options(seed=2, num_steps=3)), (1, Options(seed=1))]
+    together = infer(engine, *requests)
+    alone = [infer(engine, request)[0] for request in requests]
+    assert np.abs(np.stack(together) - np.stack(alone)).max() / np.std(alone) <= 1e-5
+
+
+def test_warm_up_reports_progress_up_to_the_end(engine: Pi0Engine) -> None:
+    shares: list[float] = []
+    engine.warm_up(lambda phase, share: shares.append(share))
+    assert shares[-1] == 1.0
+
+
+def test_options_are_checked_before_the_device(engine: Pi0Engine) -> None:
+    with pytest.raises(ObservationError, match="num_steps must be between"):
+        engine.prepare(observation(engine, 0), Options(num_steps=1000))
+
+
+def test_each_row_owns_its_answer(engine: Pi0Engine, tmp_path: Path) -> None:
+    first, second = infer(engine, (0, Options(seed=1)), (0, Options(seed=1)))
+    first[:] = 0
+    assert second.any()

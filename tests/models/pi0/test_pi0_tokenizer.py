@@ -1,0 +1,107 @@
+"""Prompts to token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relay.demo.vocabulary import write_tokenizer
+from relay.models.pi0.tokenizer import PromptTokenizer, Vocabulary, clean, discretize, load_vocabulary
+from relay.models.pi0.weights import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    path = tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
+    write_tokenizer(path)
+    return load_vocabulary(path)
+
+
+class Characters:
+    """One id per character, so that lengths are easy to reason about."""
+
+    bos_id = 2
+    unknown_id = None
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+
+def spell(tokens: tuple[int, ...]) -> str:
+    return "".join(chr(token) for token in tokens[1:])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (-1.0, 0),
+        (-1.0000001, -1),
+        (0.0, 128),
+        (0.0078125, 129),
+        (1.0, 255),
+        (9.0, 255),
+    ],
+)
+def test_state_bins_are_openpis(value: float, expected: int) -> None:
+    assert discretize(np.array([value], np.float32)) == [expected]
+
+
+def test_prompts_are_cleaned_as_openpi_does() -> None:
+    assert clean("  pick_up\nthe fork ") == "pick up the fork"
+
+
+def test_the_state_is_written_into_the_prompt() -> None:
+    prompt = PromptTokenizer(Characters(), 200, True)("pick up the fork", np.array([0.0, -0.977], np.float32))
+    assert spell(prompt.tokens) == "Task: pick up the fork, State: 128 2;\nAction: "
+    assert prompt.tokens[0] == 2
+    assert prompt.notes == ()
+
+
+def test_without_a_state_the_prompt_ends_in_a_newline() -> None:
+    assert spell(PromptTokenizer(Characters(), 48, False)("pick up the fork").tokens) == "pick up the fork\n"
+
+
+def test_a_long_task_is_cut_before_the_state_and_the_caller_is_told() -> None:
+    prompt = PromptTokenizer(Characters(), 100, True)("x" * 3000, np.zeros(3, np.float32))
+    text = spell(prompt.tokens)
+    assert len(prompt.tokens) == 100
+    assert text.startswith("Task: xxx")
+    assert text.endswith(", State: 128 128 128;\nAction: ")
+    assert "prompt truncated" in prompt.notes[0]
+
+
+def test_the_demo_vocabulary_has_one_piece_per_word_and_bin(vocabulary: Vocabulary) -> None:
+    prompt = PromptTokenizer(vocabulary, 48, True)("put the red cube on the yellow plate", np.zeros(4, np.float32))
+    assert len(prompt.tokens) == 21
+    assert [token for token in prompt.tokens if token >= 256] == [256 + 128] * 4
+    assert prompt.notes == ()
+
+
+def test_words_outside_the_vocabulary_are_named_to_the_caller(vocabulary: Vocabulary) -> None:
+    prompt = PromptTokenizer(vocabulary, 48, True)("put the green banana on the plate", np.zeros(4, np.float32))
+    assert prompt.notes == ("prompt holds words this policy never saw: 'banana'",)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("absent.json", "no tokenizer at"), ("vocab.txt", "not a tokenizer file")]
+)
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "vocab.txt").write_text("a b c")
+    with pytest.raises(CheckpointError, match=message):
+        load_vocabulary(tmp_path / name)
+
+
+def test_a_sentencepiece_file_is_read(tmp_path: Path) -> None:
+    import sentencepiece
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("pick up the fork and put it on the plate\n" * 50)
+    options = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "add_dummy_prefix": False, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(tmp_path / "tokenizer"), vocab_size=22, **options
+    )
+    vocabulary = load_vocabulary(tmp_path / "tokenizer.model")
+    assert vocabulary.bos_id == 2
+    assert 3 not in vocabulary.encode("put the fork on the plate")
