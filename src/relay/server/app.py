@@ -88,7 +88,7 @@ class Server:
             OSError: the address cannot be bound.
         """
         self._stopping = asyncio.get_running_loop().create_future()
-        self._listener = await listen(
+        listener = await listen(
             self._accept,
             self._settings.host,
             self._settings.port,
@@ -104,6 +104,8 @@ class Server:
             max_size=MAX_MESSAGE_BYTES,
             max_queue=1,  # what lies beyond the outstanding requests stays in the peer's socket
         )  # asyncio and uvloop set TCP_NODELAY on every connection
+        self._listener = cast(Listener, listener)
+        self._port: int = next(iter(self._listener.sockets)).getsockname()[1]
         self._worker.start()
         self._scheduler.start()
         logger.info("listening on ws://%s:%d", self._settings.host, self.port)
@@ -111,12 +113,22 @@ class Server:
     @property
     def port(self) -> int:
         """The port that was bound."""
-        return next(iter(self._listener.sockets)).getsockname()[1]
+        return self._port
 
     @property
     def status(self) -> WorkerStatus:
         """How far the policy is loaded."""
         return self._worker.status
+
+    @property
+    def connections(self) -> Sequence[ServerConnection]:
+        """The open connections, oldest first."""
+        return tuple(self._connections)
+
+    @property
+    def outstanding(self) -> int:
+        """How many observations are in preparation, waiting or on the device."""
+        return self._scheduler.held
 
     @property
     def idle(self) -> bool:
@@ -256,12 +268,16 @@ def _run(main: Coroutine[Any, Any, _Outcome]) -> _Outcome:
     try:
         return loop.run_until_complete(main)
     finally:
-        leftovers = asyncio.all_tasks(loop)
-        for task in leftovers:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*leftovers, return_exceptions=True))
+        loop.run_until_complete(_cancel_leftovers())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+async def _cancel_leftovers() -> None:
+    leftovers = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in leftovers:
+        task.cancel()
+    await asyncio.gather(*leftovers, return_exceptions=True)
 
 
 def _select_subprotocol(_: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:

@@ -5,6 +5,7 @@ A dialect turns typed values into frames. It knows no socket, no queue and no en
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -20,6 +21,8 @@ VLLM_PATH = "/v1/realtime/robot/openpi"
 
 STOCK_CLOSE_REASON = "Internal server error. Traceback included in previous frame."
 """As openpi: src/openpi/serving/websocket_policy_server.py."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ class OpenPIDialect:
         """
         answer = reply.answer
         if reply.request.endpoint_named:
+            if answer.notes:
+                logger.info("notes that a bare reply cannot carry: %s", "; ".join(answer.notes))
             return encode_bare(answer.actions)
         server_timing = {"infer_ms": reply.infer_ms, "parse_ms": reply.parse_ms}
         if prev_total_ms is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from relay.engine.base import Chunk, Engine, Failure, Work
-from relay.engine.worker import Worker
+from relay.engine.worker import LoadFailed, Worker
 from relay.protocol.messages import Actions, Infer, Observation, Options
 from relay.server.options import admit
 from relay.server.settings import ServerSettings
@@ -65,6 +65,16 @@ class Scheduler:
     def start(self) -> None:
         """Begin to feed the worker; call it once, from the running event loop."""
         self._dispatcher = asyncio.create_task(self._dispatch(), name="relay-dispatch")
+
+    @property
+    def held(self) -> int:
+        """How many requests are submitted and not yet answered."""
+        return self._held
+
+    @property
+    def waiting(self) -> int:
+        """How many requests are prepared and wait for the device."""
+        return len(self._waiting)
 
     async def submit(self, request: Infer) -> Answer:
         """Answer one request, in order of arrival with all others; cancelling the call takes it out of the queue.
@@ -125,7 +135,10 @@ class Scheduler:
         )
 
     async def _dispatch(self) -> None:
-        engine = await self._worker.ready()
+        try:
+            engine = await self._worker.ready()
+        except LoadFailed:  # told to the server by the worker, and to every request by `submit`
+            return
         most = min(self._settings.max_batch or engine.spec.max_batch, engine.spec.max_batch)
         while True:
             await self._arrival.wait()

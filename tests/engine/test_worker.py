@@ -1,0 +1,233 @@
+"""The device thread: loading, batches, bad rows, lost devices."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.engine.worker import DeviceFault, LoadFailed, NonFiniteActions, Worker
+from relay.protocol.errors import ObservationError
+from relay.protocol.messages import Options
+
+
+class RowEngine:
+    """Each prepared value is a function that gives the row's answer; a batch runs them in order."""
+
+    spec = PolicySpec("rows", ("front",), 3, 2, 3, 1)
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def prepare(self, observation: Any, options: Options) -> Any:
+        return observation
+
+    def batch_key(self, prepared: Any) -> int:
+        return 0
+
+    def warm_up(self, progress: Progress) -> None:
+        self.threads.append(threading.current_thread().name)
+
+    def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
+        self.threads.append(threading.current_thread().name)
+        return [work.prepared() for work in batch]
+
+
+def good() -> Chunk:
+    return Chunk(np.ones((2, 3), np.float32))
+
+
+def raising(error: BaseException) -> Callable[[], Chunk]:
+    def row() -> Chunk:
+        raise error
+
+    return row
+
+
+def rows(*answers: Callable[[], Any]) -> list[Work]:
+    return [Work(answer, Options()) for answer in answers]
+
+
+@asynccontextmanager
+async def started(load: Callable[[Progress], Any]) -> AsyncIterator[tuple[Worker, list[Exception]]]:
+    fatal: list[Exception] = []
+    worker = Worker(load, fatal.append)
+    worker.start()
+    yield worker, fatal
+    assert await worker.stop(5)
+
+
+async def test_load_warm_up_and_batches_run_in_the_one_thread():
+    engine = RowEngine()
+
+    def load(progress: Progress) -> RowEngine:
+        engine.threads.append(threading.current_thread().name)
+        return engine
+
+    async with started(load) as (worker, _):
+        await worker.infer(rows(good))
+    assert engine.threads == ["relay-worker"] * 3
+
+
+async def test_the_status_names_phase_and_share_until_ready():
+    reported, go_on = threading.Event(), threading.Event()
+
+    def load(progress: Progress) -> RowEngine:
+        progress("loading weights", 0.4)
+        reported.set()
+        assert go_on.wait(5)
+        return RowEngine()
+
+    async with started(load) as (worker, _):
+        await asyncio.to_thread(reported.wait, 5)
+        assert (worker.status.phase, worker.status.share, worker.status.ready) == ("loading weights", 0.4, False)
+        assert worker.engine is None
+        go_on.set()
+        await worker.ready()
+        assert worker.status.ready
+        assert worker.engine is not None
+
+
+async def test_one_waiter_that_gives_up_leaves_the_others_waiting():
+    go_on = threading.Event()
+
+    def load(progress: Progress) -> RowEngine:
+        assert go_on.wait(5)
+        return RowEngine()
+
+    async with started(load) as (worker, _):
+        gone, patient = asyncio.create_task(worker.ready()), asyncio.create_task(worker.ready())
+        await asyncio.sleep(0)
+        gone.cancel()
+        go_on.set()
+        assert await patient is worker.engine
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no norm_stats.json"), SystemExit(3)])
+async def test_a_load_that_fails_is_fatal_and_says_why(error: BaseException):
+    def load(progress: Progress) -> RowEngine:
+        raise error
+
+    async with started(load) as (worker, fatal):
+        with pytest.raises(LoadFailed, match=f"could not be loaded: {type(error).__name__}: {error}"):
+            await worker.ready()
+        assert [type(failure) for failure in fatal] == [LoadFailed]
+        assert fatal[0].__cause__ is error
+        assert not worker.status.ready
+
+
+async def test_a_row_that_fails_leaves_the_others_alone():
+    async with started(lambda progress: RowEngine()) as (worker, _):
+        answer = await worker.infer(rows(good, lambda: Failure(ObservationError("no")), good))
+        assert [type(row) for row in answer.rows] == [Chunk, Failure, Chunk]
+        assert answer.started <= answer.finished
+
+
+async def test_a_batch_that_raises_is_run_row_by_row():
+    bad = ValueError("row 1")
+    async with started(lambda progress: RowEngine()) as (worker, fatal):
+        answer = await worker.infer(rows(good, raising(bad), good))
+        assert [type(row) for row in answer.rows] == [Chunk, Failure, Chunk]
+        failure = answer.rows[1]
+        assert isinstance(failure, Failure)
+        assert failure.error is bad
+        assert not fatal
+
+
+async def test_answers_that_do_not_match_the_batch_are_failures():
+    class Short(RowEngine):
+        def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
+            return []
+
+    async with started(lambda progress: Short()) as (worker, _):
+        answer = await worker.infer(rows(good, good))
+        assert ["0 rows of a batch of 1" in str(row.error) for row in answer.rows if isinstance(row, Failure)] == [
+            True,
+            True,
+        ]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+async def test_non_finite_actions_become_a_failure_of_their_row(value: float):
+    actions = np.ones((2, 3), np.float32)
+    actions[1, 2] = value
+    async with started(lambda progress: RowEngine()) as (worker, _):
+        answer = await worker.infer(rows(good, lambda: Chunk(actions)))
+        failure = answer.rows[1]
+        assert isinstance(answer.rows[0], Chunk)
+        assert isinstance(failure, Failure)
+        assert isinstance(failure.error, NonFiniteActions)
+        assert str(failure.error).startswith("actions[1, 2] is not finite, with 1 of 6 values")
+
+
+async def test_a_group_with_non_finite_actions_is_named():
+    groups = {"arm": np.ones((2, 3), np.float32), "gripper": np.full((2, 1), np.nan, np.float32)}
+    async with started(lambda progress: RowEngine()) as (worker, _):
+        (row,) = (await worker.infer(rows(lambda: Chunk(groups)))).rows
+        assert isinstance(row, Failure)
+        assert "gripper[0, 0] is not finite" in str(row.error)
+
+
+def wrapped(error: Exception) -> Exception:
+    outer = ValueError("sampling failed")
+    outer.__cause__ = error
+    return outer
+
+
+class AcceleratorError(RuntimeError):
+    """Named like torch's."""
+
+
+LOST = [
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    AcceleratorError("device-side assert triggered"),
+    wrapped(RuntimeError("CUDA error: unspecified launch failure")),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=["text", "type", "cause"])
+async def test_a_lost_device_is_fatal_and_fails_the_batch(error: Exception):
+    async with started(lambda progress: RowEngine()) as (worker, fatal):
+        with pytest.raises(DeviceFault):
+            await worker.infer(rows(good, raising(error)))
+        assert [type(failure) for failure in fatal] == [DeviceFault]
+        with pytest.raises(DeviceFault):
+            await worker.infer(rows(good))
+        assert not worker.status.ready
+
+
+async def test_a_lost_device_that_the_engine_reports_for_a_row_is_fatal_too():
+    async with started(lambda progress: RowEngine()) as (worker, fatal):
+        with pytest.raises(DeviceFault):
+            await worker.infer(rows(lambda: Failure(LOST[0])))
+        assert len(fatal) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory."), ValueError("prompt 'CUDA error' is too long")])
+async def test_an_error_that_only_looks_alike_hurts_its_row_only(error: Exception):
+    async with started(lambda progress: RowEngine()) as (worker, fatal):
+        answer = await worker.infer(rows(raising(error), good))
+        assert [type(row) for row in answer.rows] == [Failure, Chunk]
+        assert not fatal
+
+
+async def test_stop_gives_up_on_a_batch_that_hangs():
+    hang = threading.Event()
+
+    def row() -> Chunk:
+        assert hang.wait(5)
+        return good()
+
+    async with started(lambda progress: RowEngine()) as (worker, _):
+        running = asyncio.create_task(worker.infer(rows(row)))
+        await asyncio.sleep(0.02)
+        assert not await worker.stop(0.02)
+        assert worker.alive
+        hang.set()
+        assert len((await running).rows) == 1

@@ -1,0 +1,166 @@
+"""What runs with what, in which order, and what leaves the queue unanswered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_policy import SPEC, FakeEngine
+
+from relay.engine.worker import DeviceFault, Worker
+from relay.protocol.messages import Infer, Options
+from relay.server.scheduler import Answer, Scheduler, ServerFull
+from relay.server.settings import ServerSettings
+
+
+@asynccontextmanager
+async def scheduling(engine: FakeEngine, **settings: int) -> AsyncIterator[Scheduler]:
+    worker = Worker(lambda progress: engine, lambda fatal: None)
+    scheduler = Scheduler(worker, ServerSettings(prepare_threads=1, **settings))
+    worker.start()
+    scheduler.start()
+    try:
+        yield scheduler
+    finally:
+        engine.open.set()
+        await scheduler.close()
+        assert await worker.stop(5)
+
+
+def infer(value: float, **fields: str) -> Infer:
+    return Infer({"state": np.full(3, value, np.float32), **fields})
+
+
+async def queued(scheduler: Scheduler, *requests: Infer) -> list[asyncio.Task[Answer]]:
+    """Submit in this order and come back when all are prepared and wait (one thread prepares in order)."""
+    tasks = [asyncio.create_task(scheduler.submit(request)) for request in requests]
+    for _ in range(200):
+        await asyncio.sleep(0.005)
+        if scheduler.waiting >= len(requests):
+            return tasks
+    raise AssertionError(f"{scheduler.waiting} of {len(requests)} wait")
+
+
+@asynccontextmanager
+async def busy(engine: FakeEngine, scheduler: Scheduler) -> AsyncIterator[None]:
+    """The device is taken by request 99 inside, and free again after."""
+    engine.open.clear()
+    first = asyncio.create_task(scheduler.submit(infer(99)))
+    await asyncio.to_thread(engine.began.wait, 5)
+    yield
+    engine.open.set()
+    await first
+
+
+async def test_an_idle_device_takes_one_request_at_once():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        answer = await scheduler.submit(infer(1))
+        assert np.array_equal(answer.actions, np.ones((4, 3), np.float32))
+        assert engine.batches == [[1]]
+
+
+async def test_what_waits_with_the_same_key_shares_a_batch():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        async with busy(engine, scheduler):
+            tasks = await queued(scheduler, infer(1, key="a"), infer(2, key="b"), infer(3, key="a"), infer(4, key="b"))
+        answers = await asyncio.gather(*tasks)
+        assert engine.batches == [[99], [1, 3], [2, 4]]
+        assert [float(np.asarray(answer.actions)[0, 0]) for answer in answers] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("policy_most", "server_most"), [(2, 8), (8, 2)])
+async def test_a_batch_holds_no_more_than_policy_and_server_allow(policy_most: int, server_most: int):
+    engine = FakeEngine(spec=replace(SPEC, max_batch=policy_most))
+    async with scheduling(engine, max_batch=server_most) as scheduler:
+        async with busy(engine, scheduler):
+            tasks = await queued(scheduler, *(infer(value) for value in range(5)))
+        await asyncio.gather(*tasks)
+        assert engine.batches == [[99], [0, 1], [2, 3], [4]]
+
+
+async def test_a_cancelled_request_is_skipped_and_leaves_the_queue():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        async with busy(engine, scheduler):
+            tasks = await queued(scheduler, infer(1), infer(2), infer(3))
+            tasks[1].cancel()
+            await asyncio.sleep(0.01)
+            assert scheduler.waiting == 2
+        await asyncio.gather(tasks[0], tasks[2])
+        assert engine.batches == [[99], [1, 3]]
+
+
+async def test_beyond_the_limit_a_request_is_refused_and_the_rest_is_answered():
+    engine = FakeEngine()
+    async with scheduling(engine, max_queue=2) as scheduler:
+        async with busy(engine, scheduler):
+            (waiting,) = await queued(scheduler, infer(1))
+            with pytest.raises(ServerFull, match="2 requests are waiting"):
+                await scheduler.submit(infer(2))
+        await waiting
+        await scheduler.submit(infer(3))
+
+
+async def test_a_failing_row_raises_for_its_request_only():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        async with busy(engine, scheduler):
+            tasks = await queued(scheduler, infer(1), infer(2, do="raise"), infer(3))
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [Answer, RuntimeError, Answer]
+
+
+async def test_an_error_that_no_future_can_carry_is_raised_all_the_same():
+    async with scheduling(FakeEngine()) as scheduler:
+        with pytest.raises((StopIteration, RuntimeError)):
+            await scheduler.submit(infer(1, do="stop iteration"))
+
+
+async def test_a_key_that_cannot_be_compared_fails_its_request_only():
+    async with scheduling(FakeEngine()) as scheduler:
+        with pytest.raises(TypeError, match="unhashable"):
+            await scheduler.submit(Infer({"state": np.zeros(3), "key": [1]}))
+        await scheduler.submit(infer(1))
+
+
+async def test_timings_add_up_to_the_time_spent():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        async with busy(engine, scheduler):
+            (task,) = await queued(scheduler, infer(1))
+            await asyncio.sleep(0.02)
+        answer = await task
+        assert answer.queue_ms >= 15
+        assert answer.prepare_ms > 0
+        assert answer.model_ms > 0
+
+
+async def test_notes_of_preparation_and_inference_come_together():
+    async with scheduling(FakeEngine()) as scheduler:
+        assert (await scheduler.submit(infer(1, do="note"))).notes == ("prompt cut", "slow")
+
+
+async def test_the_default_seed_reaches_the_engine():
+    engine = FakeEngine()
+    async with scheduling(engine, seed=5) as scheduler:
+        await scheduler.submit(infer(1))
+        await scheduler.submit(replace(infer(1), options=Options(seed=6)))
+        assert [options.seed for options in engine.options] == [5, 6]
+
+
+async def test_a_lost_device_fails_what_runs_and_what_waits():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        engine.open.clear()
+        tasks = [asyncio.create_task(scheduler.submit(infer(1, do="lose device")))]
+        await asyncio.to_thread(engine.began.wait, 5)
+        tasks += await queued(scheduler, infer(2), infer(3, key="b"))
+        engine.open.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [DeviceFault] * 3

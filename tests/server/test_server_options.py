@@ -1,0 +1,53 @@
+"""Which options are refused, and the server's default seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_policy import SPEC
+
+from relay.protocol.errors import ObservationError
+from relay.protocol.messages import Options
+from relay.server.options import admit
+
+REAL_TIME = {"prev_actions": np.zeros((2, 3), np.float32), "inference_delay": 1, "execution_horizon": 2}
+
+
+def test_an_adapter_is_refused_with_what_the_server_holds():
+    with pytest.raises(ObservationError, match="adapter 'fold' is not loaded; this server holds: none"):
+        admit(Options(adapter="fold"), SPEC, None)
+
+
+@pytest.mark.parametrize("options", [Options(**REAL_TIME), Options(executed_actions=np.zeros((1, 3), np.float32))])
+def test_what_the_policy_would_ignore_is_refused_by_name(options: Options):
+    with pytest.raises(ObservationError, match=r"is not an option of fake; it takes: deadline_ms, noise"):
+        admit(options, SPEC, None)
+
+
+def test_what_the_policy_supports_passes():
+    spec = replace(SPEC, supported_options=frozenset({"adapter", *REAL_TIME}))
+    options = Options(adapter="fold", **REAL_TIME)
+    assert admit(options, spec, None) is options
+
+
+def test_a_deadline_is_always_accepted():
+    admit(Options(deadline_ms=40.0), replace(SPEC, supported_options=frozenset()), None)
+
+
+@pytest.mark.parametrize("steps", [0, 51])
+def test_num_steps_has_bounds(steps: int):
+    with pytest.raises(ObservationError, match=f"num_steps must be between 1 and 50, got {steps}"):
+        admit(Options(num_steps=steps), SPEC, None)
+
+
+def test_a_policy_of_many_steps_takes_up_to_four_times_its_own():
+    admit(Options(num_steps=400), replace(SPEC, num_steps=100), None)
+
+
+def test_the_default_seed_fills_an_open_request_only():
+    assert admit(Options(), SPEC, 7).seed == 7
+    assert admit(Options(seed=1), SPEC, 7).seed == 1
+    assert admit(Options(noise=np.zeros((4, 3), np.float32)), SPEC, 7).seed is None
+    assert admit(Options(), replace(SPEC, supported_options=frozenset()), 7).seed is None
