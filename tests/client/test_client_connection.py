@@ -103,6 +103,19 @@ def test_small_messages_are_not_held_back(servers: LoopbackServers) -> None:
         websocket.close()
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no TCP_USER_TIMEOUT")
+@pytest.mark.parametrize(("relay_server", "milliseconds"), [(True, 60_000), (False, 0)])
+def test_an_upload_to_our_server_may_not_stand_still(
+    servers: LoopbackServers, relay_server: bool, milliseconds: int
+) -> None:
+    websocket = open_websocket(servers.start(openpi_server(echo_state), relay=relay_server), {}, 10)
+    try:
+        option = websocket._websocket.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert option == milliseconds
+    finally:
+        websocket.close()
+
+
 def test_no_warning_reaches_the_user(servers: LoopbackServers) -> None:
     url = servers.start(openpi_server(echo_state), relay=True)
     with warnings.catch_warnings(record=True) as caught:

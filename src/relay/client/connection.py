@@ -83,6 +83,10 @@ class WebSocketConnection:
         self._open = ExitStack()
         self._open.enter_context(websocket)
         self._relay = websocket.subprotocol == SUBPROTOCOL
+        if self._relay and hasattr(socket, "TCP_USER_TIMEOUT"):
+            # A link that dies in the middle of an upload leaves no pong to wait for. Not for a stock server: while it
+            # infers, it takes in no more than its socket holds.
+            websocket.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * PING_TIMEOUT_S))
         self._greeting: Greeting | None = None
         self._owed = 1  # replies that the server still owes us; the first frame is the first
         self._late = 0
