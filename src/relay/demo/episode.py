@@ -44,6 +44,20 @@ class Policy(Protocol):
         """Answer an observation with at least `actions`, float32 (horizon, 4)."""
         ...
 
+    @property
+    def last(self) -> CallFacts | None:
+        """About the last call."""
+        ...
+
+
+class CallFacts(Protocol):
+    """What the report tells about a call beyond its time."""
+
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -54,12 +68,16 @@ class Request:
         plan: the answer in robot units, float32 (horizon, 4): tool x, y, z in metres on the table and gripper opening.
         round_trip_ms: time from asking to having the answer.
         server_ms: time in the server's engine; NaN if the reply doesn't say.
+        bytes_sent: size of the request.
+        notes: the server's remarks.
     """
 
     step: int
     plan: NDArray[np.float32]
     round_trip_ms: float
     server_ms: float
+    bytes_sent: int
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +109,9 @@ def run_episode(
     replan_every: int = REPLAN_EVERY,
     num_steps: int | None = None,
     ablate: Ablation | None = None,
+    seeded: bool = True,
     record: bool = False,
-    on_step: Callable[[Tabletop], None] | None = None,
+    on_step: Callable[[Tabletop, NDArray[np.float32]], None] | None = None,
 ) -> Episode:
     """Let the policy try one task, for at most `MAX_STEPS` steps.
 
@@ -103,8 +122,11 @@ def run_episode(
         replan_every: actions executed from each chunk.
         num_steps: denoising steps to ask for; None leaves it to the server.
         ablate: what to take from the policy.
+        seeded: whether to send a noise seed drawn from the scene's with every request, which makes the episode
+            repeatable to the bit.
         record: whether to keep the table's states.
-        on_step: called with the table before the first step and after each one.
+        on_step: called with the table before the first step and after each one, and with what is left of the plan,
+            (n, 4) as `Request.plan`.
 
     Raises:
         ValueError: for a prompt that is not a task of this robot, or a reply that is not a chunk for it.
@@ -113,26 +135,28 @@ def run_episode(
     if prompt is not None:
         table.cube, table.plate = task_of(prompt)
     prompt = task_prompt(table.cube, table.plate)
-    ablation_rng = np.random.default_rng((*seed, 1))
+    ablation_rng, noise_rng = np.random.default_rng((*seed, 1)), np.random.default_rng((*seed, 2))
     requests: list[Request] = []
     states: list[Tabletop] = []
 
-    def show() -> None:
+    def show(plan: NDArray[np.float32]) -> None:
         if record:
             states.append(table.copy())
         if on_step is not None:
-            on_step(table)
+            on_step(table, plan)
 
-    show()
+    show(np.empty((0, ACTION_DIM), np.float32))
     while not table.succeeded and table.steps < MAX_STEPS:
         seen = _look(table, prompt, ablate, ablation_rng)
         if num_steps is not None:
             seen["num_steps"] = num_steps
+        if seeded:
+            seen["seed"] = int(noise_rng.integers(2**31))
         actions, request = _ask(policy, seen, table, replan_every)
         requests.append(request)
-        for command in chunk_to_commands(actions[:replan_every], table.tool):
+        for executed, command in enumerate(chunk_to_commands(actions[:replan_every], table.tool), 1):
             table.step(command)
-            show()
+            show(request.plan[executed:])
             if table.succeeded or table.steps == MAX_STEPS:
                 break
     return Episode(seed, prompt, table.succeeded, table.steps, tuple(requests), tuple(states))
@@ -188,4 +212,6 @@ def _ask(policy: Policy, seen: dict[str, Any], table: Tabletop, needed: int) -> 
         raise ValueError("the policy answered actions that are not finite; the robot stays where it is")
     plan = actions_from_model(actions) + np.array([*table.tool, 0.0], np.float32)
     server_ms = float(reply.get("server_timing", {}).get("infer_ms", math.nan))
-    return actions, Request(table.steps, plan, round_trip_ms, server_ms)
+    facts = policy.last
+    bytes_sent, notes = (facts.bytes_sent, facts.notes) if facts else (0, ())
+    return actions, Request(table.steps, plan, round_trip_ms, server_ms, bytes_sent, notes)

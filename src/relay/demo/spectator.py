@@ -30,6 +30,7 @@ _CAMERA = Camera.looking_at((1.02, -0.60, 0.66), (0.215, -0.005, 0.105), (0, 0, 
 _SKY: tuple[Colour, Colour] = ((24, 30, 42), (58, 68, 86))  # top, bottom
 _WOOD: tuple[Colour, Colour] = ((222, 200, 168), (214, 190, 156))
 _WOOD_EDGE: Colour = (142, 112, 82)
+_SHADOW: Colour = (28, 24, 34)
 _SHADOW_STRENGTH = 0.42
 _METAL: Colour = (74, 80, 92)
 _SHELL: Colour = (240, 241, 244)
@@ -100,16 +101,20 @@ def _cast_shadows(image: Image.Image, table: Tabletop) -> None:
     for start, end, radius in ((shoulder * (1, 1, 0), shoulder, 0.05), (shoulder, elbow, 0.03), (elbow, wrist, 0.026)):
         shade(np.concatenate([_CUBE_CORNERS * radius + start, _CUBE_CORNERS * radius + end]))
     shade(np.concatenate([_CUBE_CORNERS * (0.014, 0.03, 0.01) + wrist, _CUBE_CORNERS * (0.014, 0.03, 0.01) + tool]))
-    soft = mask.filter(ImageFilter.GaussianBlur(3)).resize(image.size, Image.Resampling.BILINEAR)
-    soft = ImageChops.multiply(soft, _table_mask()).point(lambda v: int(v * _SHADOW_STRENGTH))
-    image.paste((28, 24, 34), (0, 0), soft)
+    soft = ImageChops.multiply(mask.filter(ImageFilter.GaussianBlur(3)), _table_mask())
+    box = soft.getbbox()
+    if box is not None:  # only where there is any: the picture is large
+        dark = soft.crop(box).point([round(v * _SHADOW_STRENGTH) for v in range(256)])
+        image.paste(_SHADOW, (2 * box[0], 2 * box[1]), dark.resize((2 * dark.width, 2 * dark.height)))
 
 
 @cache
 def _table_mask() -> Image.Image:
-    mask = Image.new("L", (_FINE, _FINE))
+    mask = Image.new("L", (SPECTATOR_SIZE, SPECTATOR_SIZE))
     (west, east), (south, north) = _TABLE_X, _TABLE_Y
-    pixels, _ = _CAMERA.project(_quad((west, south, 0), (east, south, 0), (east, north, 0), (west, north, 0)), _FINE)
+    pixels, _ = _CAMERA.project(
+        _quad((west, south, 0), (east, south, 0), (east, north, 0), (west, north, 0)), SPECTATOR_SIZE
+    )
     ImageDraw.Draw(mask).polygon([tuple(p) for p in pixels.tolist()], fill=255)
     return mask
 
@@ -175,14 +180,17 @@ def _limb(painter: Painter, start: Array, end: Array, radius: float, colour: Col
 
 
 def _paint_limb(painter: Painter, pixels: Array, widths: Array, colour: Colour) -> None:
+    along = pixels[1] - pixels[0]
+    across = np.array([-along[1], along[0]]) / max(1.0, float(np.linalg.norm(along)))
     for step in range(6):
-        share = 1 - step * 0.16
-        brightness = 0.62 + 0.44 * (step / 5) ** 0.7
-        shift = np.outer(widths * (1 - share) * 0.28, (0.35, -1.0))
-        outline = np.concatenate(
-            [_RING * (width * share / 2) + end for end, width in zip(pixels + shift, widths, strict=True)]
-        )
-        painter.draw.polygon(_hull(outline), fill=_lit(colour, brightness))
+        radii = widths * (1 - step * 0.16) / 2
+        fill = _lit(colour, 0.62 + 0.44 * (step / 5) ** 0.7)
+        centres = pixels + np.outer(widths * step * 0.045, (0.35, -1.0))
+        sides = np.outer(radii, across)
+        outline = np.concatenate([centres + sides, (centres - sides)[::-1]])
+        painter.draw.polygon([(x, y) for x, y in outline.tolist()], fill=fill)
+        for (x, y), r in zip(centres.tolist(), radii.tolist(), strict=True):
+            painter.draw.ellipse((x - r, y - r, x + r, y + r), fill=fill)
 
 
 def _cylinder(painter: Painter, foot: Array, top: Array, radius: float, colour: Colour) -> None:
@@ -194,19 +202,16 @@ def _cylinder(painter: Painter, foot: Array, top: Array, radius: float, colour: 
 def _beads(image: Image.Image, places: Array) -> None:
     """Where the tool is going to be, step by step, the far future fainter."""
     pixels, depth = _CAMERA.project(places, _FINE)
-    layer = Image.new("L", image.size)
-    draw = ImageDraw.Draw(layer)
-    radii = _FINE * _CAMERA.focal * 0.0055 / depth / 2 + 1.5
-    for i in reversed(range(len(pixels))):
-        (x, y), r = pixels[i], float(radii[i])
-        draw.ellipse((x - r, y - r, x + r, y + r), fill=round(255 * (1 - 0.7 * i / len(pixels))))
-    image.paste(_PLAN, (0, 0), layer)
+    radii = _FINE * _CAMERA.focal * 0.00275 / depth + 1.5
+    draw = ImageDraw.Draw(image, "RGBA")  # blends, though the picture has no alpha itself
+    for i in reversed(range(len(places))):
+        (x, y), r = pixels[i].tolist(), float(radii[i])
+        draw.ellipse((x - r, y - r, x + r, y + r), fill=(*_PLAN, round(255 * (1 - 0.7 * i / len(places)))))
 
 
 _CUBE_CORNERS = np.array([(x, y, z) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)
 _ANGLES = np.linspace(0, 2 * math.pi, 48, endpoint=False)
 _CIRCLE = np.stack([np.cos(_ANGLES), np.sin(_ANGLES), np.zeros(48)], 1)
-_RING = _CIRCLE[::2, :2]
 
 
 def _quad(*corners: tuple[float, float, float]) -> Array:
