@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.version import version
 
 from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
 from relay.protocol.errors import ObservationError
@@ -20,6 +21,9 @@ from relay.server.app import Server
 from relay.server.settings import ServerSettings
 
 HORIZON, DIM = 4, 3
+
+# Before version 15, websockets knew no proxies.
+NO_PROXY: dict[str, Any] = {"proxy": None} if int(version.split(".")[0]) >= 15 else {}
 
 SPEC = PolicySpec(
     model="fake",
@@ -110,10 +114,15 @@ async def running(load: Any = None, **settings: Any) -> AsyncIterator[Server]:
         await server.drain()
 
 
+def dial(port: int, path: str = "/", **options: Any) -> connect:
+    """A raw connection, to be awaited or entered."""
+    return connect(f"ws://127.0.0.1:{port}{path}", **NO_PROXY, **options)
+
+
 @asynccontextmanager
 async def client(server: Server, path: str = "/", **options: Any) -> AsyncIterator[ClientConnection]:
     """A raw connection whose metadata frame has been read."""
-    async with connect(f"ws://127.0.0.1:{server.port}{path}", proxy=None, **options) as websocket:
+    async with dial(server.port, path, **options) as websocket:
         await websocket.recv()
         yield websocket
 

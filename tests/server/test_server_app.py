@@ -8,8 +8,8 @@ import threading
 from typing import Any
 
 import pytest
-from fake_policy import FakeEngine, ask, client, observation, running
-from websockets.asyncio.client import ClientConnection, connect
+from fake_policy import FakeEngine, ask, client, dial, observation, running
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from relay.engine.base import Progress
@@ -57,7 +57,7 @@ async def goodbye(websocket: ClientConnection) -> tuple[int, str]:
 
 async def test_while_it_loads_upgrades_and_pings_are_answered_and_the_metadata_is_held():
     load = SlowLoad()
-    async with running(load) as server, connect(f"ws://127.0.0.1:{server.port}", proxy=None) as websocket:
+    async with running(load) as server, dial(server.port) as websocket:
         await asyncio.to_thread(load.reached.wait, 5)
         await asyncio.wait_for(await websocket.ping(), 5)
         first_frame = asyncio.create_task(websocket.recv())
@@ -70,7 +70,7 @@ async def test_while_it_loads_upgrades_and_pings_are_answered_and_the_metadata_i
 
 async def test_a_request_sent_before_the_metadata_is_answered_after_it():
     load = SlowLoad()
-    async with running(load) as server, connect(f"ws://127.0.0.1:{server.port}", proxy=None) as websocket:
+    async with running(load) as server, dial(server.port) as websocket:
         await websocket.send(observation(4))
         load.go_on.set()
         assert "model" in unpack(await websocket.recv())
@@ -101,7 +101,7 @@ async def test_a_plain_get_elsewhere_is_refused(path: str, status: int):
 async def test_a_reserved_path_is_404_before_the_upgrade(path: str):
     async with running() as server:
         with pytest.raises(InvalidStatus) as caught:
-            await connect(f"ws://127.0.0.1:{server.port}{path}", proxy=None)
+            await dial(server.port, path)
         assert caught.value.response.status_code == 404
 
 
@@ -114,7 +114,7 @@ async def test_every_other_path_is_served(path: str):
 async def test_a_web_page_is_refused():
     async with running() as server:
         with pytest.raises(InvalidStatus) as caught:
-            await connect(f"ws://127.0.0.1:{server.port}", proxy=None, origin="http://evil.example")
+            await dial(server.port, origin="http://evil.example")
         assert caught.value.response.status_code == 403
 
 
@@ -160,7 +160,7 @@ async def test_drain_under_load_loses_no_reply():
             return sent, received, error.rcvd.code if error.rcvd else 0
 
     async with running() as server:
-        sockets = [await connect(f"ws://127.0.0.1:{server.port}", proxy=None) for _ in range(8)]
+        sockets = [await dial(server.port) for _ in range(8)]
         for websocket in sockets:
             await websocket.recv()
         robots = [asyncio.create_task(robot(websocket, number)) for number, websocket in enumerate(sockets)]
@@ -181,7 +181,7 @@ async def test_while_draining_new_connections_are_refused():
         drain = asyncio.create_task(server.drain())
         await asyncio.sleep(0.02)
         with pytest.raises(OSError, match=str(server.port)):
-            await connect(f"ws://127.0.0.1:{server.port}", proxy=None)
+            await dial(server.port)
         engine.open.set()
         await drain
 
@@ -200,7 +200,7 @@ async def test_drain_gives_up_on_an_engine_that_hangs():
 
 async def test_drain_while_loading_closes_at_once():
     load = SlowLoad()
-    async with running(load) as server, connect(f"ws://127.0.0.1:{server.port}", proxy=None) as websocket:
+    async with running(load) as server, dial(server.port) as websocket:
         await websocket.send(observation())
         await asyncio.wait_for(server.drain(), 5)
         assert (await goodbye(websocket))[0] == 1012
@@ -214,7 +214,7 @@ async def test_a_load_that_fails_ends_the_server_and_tells_who_waits():
         load(progress)
         raise FileNotFoundError("no model.safetensors in 'pi05'")
 
-    async with running(failing) as server, connect(f"ws://127.0.0.1:{server.port}", proxy=None) as websocket:
+    async with running(failing) as server, dial(server.port) as websocket:
         load.go_on.set()
         assert await goodbye(websocket) == (1011, "the policy could not be loaded")
         with pytest.raises(LoadFailed, match=r"no model\.safetensors in 'pi05'"):

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_policy import DIM, HORIZON, FakeEngine, ask, client, observation, running
-from websockets.asyncio.client import ClientConnection, connect
+from fake_policy import DIM, HORIZON, FakeEngine, ask, client, dial, observation, running
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from relay.protocol.msgpack_numpy import pack, unpack
@@ -37,7 +37,7 @@ async def until(condition: Any) -> None:
 
 
 async def test_the_first_frame_is_the_metadata_with_the_checkpoints_own_merged_in():
-    async with running() as server, connect(f"ws://127.0.0.1:{server.port}", proxy=None) as websocket:
+    async with running() as server, dial(server.port) as websocket:
         assert unpack(await websocket.recv()) == {
             "model": "fake",
             "cameras": ["front", "wrist"],
@@ -316,7 +316,7 @@ async def test_beyond_the_connection_limit_the_server_says_1013_and_no_metadata(
     async with (
         running(max_connections=1) as server,
         client(server),
-        connect(f"ws://127.0.0.1:{server.port}", proxy=None) as websocket,
+        dial(server.port) as websocket,
     ):
         assert await closed(websocket) == (1013, "server is full: 1 connections")
 

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from fake_policy import observation
-from websockets.asyncio.client import ClientConnection, connect
+from fake_policy import dial, observation
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from relay.protocol.msgpack_numpy import unpack
@@ -54,7 +54,7 @@ async def ended(server: Process) -> tuple[int, str, str]:
 
 @asynccontextmanager
 async def robot(port: int) -> AsyncIterator[ClientConnection]:
-    async with connect(f"ws://127.0.0.1:{port}", proxy=None) as websocket:
+    async with dial(port) as websocket:
         yield websocket
 
 

@@ -88,7 +88,7 @@ class Server:
             OSError: the address cannot be bound.
         """
         self._stopping = asyncio.get_running_loop().create_future()
-        listener = await listen(
+        listening = listen(
             self._accept,
             self._settings.host,
             self._settings.port,
@@ -104,7 +104,7 @@ class Server:
             max_size=MAX_MESSAGE_BYTES,
             max_queue=1,  # what lies beyond the outstanding requests stays in the peer's socket
         )  # asyncio and uvloop set TCP_NODELAY on every connection
-        self._listener = cast(Listener, listener)
+        self._listener = cast(Listener, await listening)
         self._port: int = next(iter(self._listener.sockets)).getsockname()[1]
         self._worker.start()
         self._scheduler.start()
