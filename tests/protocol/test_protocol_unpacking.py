@@ -194,6 +194,7 @@ def test_any_bytes_like_message_is_read(kind: type):
         ({b"__npgeneric__": True, b"data": [1.0], b"dtype": "<f4"}, "scalar marker has the value a list of 1 items"),
         (legacy_array(kind="V"), "array marker has kind 'V'; its dtype float32 has kind 'f'"),
         (legacy_array(kind="u"), "array marker has kind 'u'"),
+        (legacy_array(kind=openpi_array()), "array marker has kind an array of shape (2,) and dtype float32"),
         (legacy_array(type="|O"), "array marker has dtype '|O'"),
         (legacy_array(type="|V4", kind="V"), "array marker has dtype '|V4'"),
         (legacy_array(shape=[-1]), "array marker has -1 in its shape"),

@@ -100,7 +100,7 @@ def _legacy(fields: dict[Any, Any], named: dict[str, Any]) -> Any:
     if not (_is_true(named["nd"]) if is_array else named["nd"] is False):
         return fields
     dtype, kind = _dtype(named["type"]), as_text(named.get("kind", ""))
-    if kind not in ("", dtype.kind):
+    if not isinstance(kind, str) or kind not in ("", dtype.kind):
         raise InvalidPayload(f"array marker has kind {shown(kind)}; its dtype {dtype.name} has kind '{dtype.kind}'")
     if is_array:
         return _array(named["type"], named["shape"], named["data"])

@@ -17,6 +17,7 @@ from PIL import Image
 from relay.protocol.errors import ObservationError
 from relay.protocol.image_header import ImageHeader, image_header, is_image_file, pixels_only
 from relay.protocol.limits import MAX_IMAGE_SIDE
+from relay.protocol.wording import child_path, shown
 
 try:
     import simplejpeg  # pyright: ignore[reportMissingTypeStubs]
@@ -158,28 +159,27 @@ def decoded_bytes(value: Any, name: str = "image") -> int:
         return cast("NDArray[Any]", value).nbytes
     if isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
-        return sum(decoded_bytes(part, f"{name}[{index}]") for index, part in enumerate(parts))
+        return sum(decoded_bytes(part, child_path(name, index)) for index, part in enumerate(parts))
     raise ObservationError(
-        f"{name} is a {type(value).__name__}; expected an (H, W, 3) uint8 RGB array "
-        "or the bytes of a JPEG, PNG or WebP file"
+        f"{name} is {shown(value)}; expected an (H, W, 3) uint8 RGB array or the bytes of a JPEG, PNG or WebP file"
     )
 
 
 def _encode_slot(value: Any, codec: Codec, name: str) -> Any:
     if isinstance(value, dict):
         return {
-            key: _encode_slot(part, codec, f"{name}[{key!r}]") for key, part in cast("dict[Any, Any]", value).items()
+            key: _encode_slot(part, codec, child_path(name, key)) for key, part in cast("dict[Any, Any]", value).items()
         }
     if isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
-        return [_encode_slot(part, codec, f"{name}[{index}]") for index, part in enumerate(parts)]
+        return [_encode_slot(part, codec, child_path(name, index)) for index, part in enumerate(parts)]
     if not isinstance(value, np.ndarray):
         return value
     array = cast("NDArray[Any]", value)
     if array.dtype != np.uint8 or array.ndim < 3 or array.shape[-1] != 3 or array.size == 0:
         return array
     if array.ndim > 3:
-        return [_encode_slot(part, codec, f"{name}[{index}]") for index, part in enumerate(array)]
+        return [_encode_slot(part, codec, child_path(name, index)) for index, part in enumerate(array)]
     try:
         return encode_frame(array, codec)
     except ValueError as error:
@@ -188,17 +188,22 @@ def _encode_slot(value: Any, codec: Codec, name: str) -> Any:
 
 def _decode_slot(value: Any, name: str) -> Any:
     if isinstance(value, dict):
-        return {key: _decode_slot(part, f"{name}[{key!r}]") for key, part in cast("dict[Any, Any]", value).items()}
+        return {key: _decode_slot(part, child_path(name, key)) for key, part in cast("dict[Any, Any]", value).items()}
     if isinstance(value, (list, tuple)):
-        parts = [_decode_slot(part, f"{name}[{index}]") for index, part in enumerate(cast("list[Any]", value))]
-        return _stacked(parts)
-    if isinstance(value, bytes) and is_image_file(value):
-        return decode_frame(value, name)
+        parts = cast("list[Any]", value)
+        decoded = [_decode_slot(part, child_path(name, index)) for index, part in enumerate(parts)]
+        return parts if all(new is old for new, old in zip(decoded, parts, strict=True)) else _stacked(decoded)
+    if isinstance(value, _BYTES_LIKE) and is_image_file(bytes(value)):
+        return decode_frame(bytes(value), name)
     return value
 
 
 def _stacked(parts: list[Any]) -> Any:
+    """Frames of one size as one array; others stay a list."""
     frames = [cast("NDArray[np.uint8]", part) for part in parts if isinstance(part, np.ndarray)]
-    if len(frames) < len(parts) or len({frame.shape for frame in frames}) != 1:
+    if len(frames) < len(parts) or len({(frame.shape, frame.dtype) for frame in frames}) != 1:
         return parts
     return np.stack(frames)
+
+
+_BYTES_LIKE: Final[tuple[Any, ...]] = (bytes, bytearray, memoryview)

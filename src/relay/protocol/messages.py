@@ -57,10 +57,10 @@ def decode_request(data: bytes | str) -> Infer | Reset:
     observation = _with_text_keys(cast("dict[str | bytes, Any]", value), "")
     endpoint_named = "endpoint" in observation
     endpoint = as_text(observation.pop("endpoint", "infer"))
+    if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
+        raise InvalidPayload(f"endpoint is {shown(endpoint)}; expected 'infer' or 'reset'")
     if endpoint == "reset":
         return Reset()
-    if endpoint != "infer":
-        raise InvalidPayload(f"endpoint is {shown(endpoint)}; expected 'infer' or 'reset'")
     session_id = take_session_id(observation)
     options = take_options(observation)
     return Infer(observation, options, session_id, endpoint_named)
@@ -99,7 +99,7 @@ def _float32(actions: Actions) -> NDArray[np.float32] | dict[str, NDArray[np.flo
 
 
 def _with_text_keys(fields: dict[str | bytes, Any], path: str) -> dict[str, Any]:
-    """The same map with text keys throughout; maps below it as well."""
+    """The same map with text keys, also in the maps inside it."""
     result: dict[str, Any] = {}
     for key, value in fields.items():
         name = key
