@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
+from websockets.exceptions import WebSocketException
 
-from relay.cli.local_server import LocalServer, ServerFailed
+from relay.cli.local_server import LocalServer
 from relay.protocol.images import Codec
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Demo:
         except KeyboardInterrupt:
             console.print("stopped")
             return 130
-        except (ServerFailed, RuntimeError, OSError) as error:
+        except (RuntimeError, ValueError, OSError, WebSocketException) as error:
             console.print(f"[red]relay demo:[/] {escape(str(error))}", soft_wrap=True)
             return 1
 

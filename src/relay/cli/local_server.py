@@ -27,10 +27,13 @@ class LocalServer:
 
     Args:
         arguments: the command line after `relay serve`, without host and port.
+
+    Attributes:
+        command: what is run.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._command = [
+        self.command = [
             *(sys.executable, "-m", "relay.cli.main", "serve", *arguments),
             *("--host", "127.0.0.1", "--port", "0"),
         ]
@@ -39,7 +42,7 @@ class LocalServer:
 
     def __enter__(self) -> LocalServer:
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         self._reader = threading.Thread(target=self._read_log, name="server log", daemon=True)
         self._reader.start()

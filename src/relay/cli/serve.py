@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from dataclasses import dataclass
@@ -52,12 +53,14 @@ class Serve:
     """Port to listen on; 0 takes any free one."""
 
     def run(self) -> int:
-        try:
-            from relay.models import registry
-            from relay.server.app import serve
-            from relay.server.settings import ServerSettings
-        except ModuleNotFoundError as missing:
-            return _fail(f"serving needs {missing.name}; install it with: pip install 'relay-robotics[server]'")
+        missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+        if missing:
+            needed = " and ".join(missing)
+            return _fail(f"serving needs {needed}; install with: pip install 'relay-robotics[server]'")
+        from relay.models import registry
+        from relay.server.app import serve
+        from relay.server.settings import ServerSettings
+
         try:
             settings = ServerSettings(host=self.host, port=self.port, max_batch=self.max_batch, seed=self.seed)
             registry.checkpoint_folder(self.model, self.checkpoint)
