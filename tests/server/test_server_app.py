@@ -144,7 +144,7 @@ async def test_drain_answers_every_request_taken_then_closes_with_1012():
         assert await goodbye(queued) == (1012, "moving to another host")
         await drain
         await server.serve_forever()
-        assert server.idle
+        assert server.released
 
 
 async def test_drain_under_load_loses_no_reply():
@@ -194,7 +194,7 @@ async def test_drain_gives_up_on_an_engine_that_hangs():
         await asyncio.to_thread(engine.began.wait, 5)
         await asyncio.wait_for(server.drain(), 5)
         assert (await goodbye(websocket))[0] == 1012
-        assert not server.idle
+        assert not server.released
         engine.open.set()
 
 

@@ -53,7 +53,7 @@ def serve(load_engine: LoadEngine, settings: ServerSettings | None = None) -> No
     """
     server = Server(load_engine, settings)
     failure = _run(_serve_until_signal(server))
-    if isinstance(failure, DeviceFault) or not server.idle:
+    if isinstance(failure, DeviceFault) or not server.released:
         # A lost device, a load or a batch that is still running can hang or crash the interpreter's own way out.
         logging.shutdown()
         sys.stdout.flush()
@@ -131,7 +131,7 @@ class Server:
         return self._scheduler.held
 
     @property
-    def idle(self) -> bool:
+    def released(self) -> bool:
         """Whether the worker's thread has ended; only ever true after a drain or a failed load."""
         return not self._worker.alive
 
