@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, JpegImagePlugin
 
 from relay.protocol import images
 from relay.protocol.errors import ObservationError
@@ -24,8 +24,6 @@ from relay.protocol.images import (
     encode_images,
     image_header,
 )
-
-simplejpeg = pytest.importorskip("simplejpeg")
 
 Frame = NDArray[np.uint8]
 JPEG_CODECS = [codec for codec in Codec if codec.quality is not None]
@@ -56,7 +54,9 @@ def psnr(frame: Frame, other: Frame) -> float:
 
 @pytest.fixture(params=["simplejpeg", "Pillow"])
 def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "Pillow":
+    if request.param == "simplejpeg":
+        pytest.importorskip("simplejpeg")
+    else:
         monkeypatch.setattr(images, "simplejpeg", None)
     return request.param
 
@@ -102,8 +102,9 @@ def test_qualities_that_only_pillow_encodes_exactly_are_left_to_it(codec: Codec,
 
 @pytest.mark.parametrize("codec", JPEG_CODECS)
 def test_colour_is_halved_only_below_quality_90(codec: Codec, each_backend: str):
-    _, _, _, subsampling = simplejpeg.decode_jpeg_header(encode_frame(photo(), codec))
-    assert subsampling == ("444" if (codec.quality or 0) >= 90 else "420")
+    with Image.open(io.BytesIO(encode_frame(photo(), codec))) as image:
+        sampling = JpegImagePlugin.get_sampling(image)
+    assert sampling == (0 if (codec.quality or 0) >= 90 else 2)  # 4:4:4, 4:2:0
 
 
 def test_smaller_qualities_give_smaller_files(each_backend: str):
@@ -362,7 +363,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "PNG with alpha": (saved("RGBA", format="PNG"), "has an alpha channel; expected RGB"),
     "grey PNG with alpha": (saved("LA", format="PNG"), "has an alpha channel"),
     "PNG with a transparent colour": (saved("P", format="PNG", transparency=0), "has transparency"),
-    "16-bit PNG": (saved("I;16", format="PNG"), "has 16 bits per sample"),
     "animated PNG": (several("PNG"), "is an animation"),
     "WebP with alpha": (saved("RGBA", frame=np.full((9, 9, 4), 7, np.uint8), format="WEBP"), "has an alpha channel"),
     "lossless WebP with alpha": (

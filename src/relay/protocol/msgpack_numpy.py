@@ -36,7 +36,7 @@ def pack(value: Any) -> bytes:
     """
     try:
         return _msgpack.packb(value, default=to_marker)
-    except (TypeError, ValueError, OverflowError) as error:
+    except _PACKING_ERRORS as error:
         reason = _refusal(value, "", 0) or str(error)
         raise ValueError(reason) from None
 
@@ -64,6 +64,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
 
 _READ_THROUGH_FROM: Final = 1024 * 1024
 _msgpack: Final = cast(Any, msgpack)
+_PACKING_ERRORS: Final = (ValueError, TypeError, OverflowError, RecursionError)
 _DECODING_ERRORS: Final = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
 
 
@@ -78,7 +79,7 @@ def _refusal(value: Any, path: str, depth: int) -> str | None:
     else:
         try:
             _msgpack.packb(value, default=to_marker)
-        except (TypeError, ValueError, OverflowError) as error:
+        except _PACKING_ERRORS as error:
             return f"{path}: {error}" if path else str(error)
         return None
     for key, part in parts:

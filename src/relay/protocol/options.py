@@ -74,29 +74,33 @@ def take_session_id(observation: dict[str, Any]) -> str:
         ObservationError: for other types than text, bytes, an integer, or one of those in a list or array.
     """
     value = observation.pop("session_id", None)
-    name = value
-    if isinstance(name, np.ndarray):
-        name = cast("NDArray[Any]", name).tolist()
-    while isinstance(name, list):
-        parts = cast("list[Any]", name)
-        if len(parts) > 1:
-            break
-        name = parts[0] if parts else None
+    name = _only_element(value)
     if isinstance(name, bytes):
         try:
             name = name.decode()
         except UnicodeDecodeError:
             raise ObservationError(f"session_id is {quoted(name)}, which is not UTF-8") from None
-    if name is None or name == "":
-        return "default"
     number = _integer(name)
     if number is not None:
         name = str(number)
+    if name is None:
+        return "default"
     if not isinstance(name, str):
         raise ObservationError(f"session_id is {shown(value)}; expected text, bytes or an integer")
     if len(name) > MAX_SESSION_ID_CHARS:
         raise ObservationError(f"session_id has {len(name)} characters; at most {MAX_SESSION_ID_CHARS} are accepted")
-    return name
+    return name or "default"
+
+
+def _only_element(value: Any) -> Any:
+    """What a list or array of one element holds; nil for an empty one; other values as they are."""
+    if isinstance(value, np.ndarray):
+        array: Any = cast("NDArray[Any]", value)
+        return array if array.size > 1 else next(array.flat, None)
+    if isinstance(value, list):
+        parts = cast("list[Any]", value)
+        return parts if len(parts) > 1 else _only_element(next(iter(parts), None))
+    return value
 
 
 def _take_seed(observation: dict[str, Any]) -> int | None:
