@@ -105,3 +105,39 @@ def test_a_sentencepiece_file_is_read(tmp_path: Path) -> None:
     vocabulary = load_vocabulary(tmp_path / "tokenizer.model")
     assert vocabulary.bos_id == 2
     assert 3 not in vocabulary.encode("put the fork on the plate")
+
+
+@pytest.fixture(scope="module")
+def gemma() -> Vocabulary:
+    return load_vocabulary(Path(__file__).parents[3] / "vocab" / "gemma.json")
+
+
+@pytest.mark.vocab
+def test_a_pi0_prompt_has_the_reference_ids(gemma: Vocabulary) -> None:
+    prompt = PromptTokenizer(gemma, 48, False)("pick up the fork")
+    assert prompt.tokens == (2, 18075, 908, 573, 24943, 108)
+
+
+@pytest.mark.vocab
+def test_a_pi05_prompt_has_the_reference_ids(gemma: Vocabulary) -> None:
+    state = np.array([0.001, -0.976, 1.0, -1.0], np.float32)  # bins 128 3 255 0
+    tokens = PromptTokenizer(gemma, 200, True)("pick up the fork", state).tokens
+    task, bins = (
+        "7071 235292 4788 908 573 24943 235269",
+        "235274 235284 235321 235248 235304 235248 235284 235308 235308",
+    )
+    head, tail = f"2 {task} 3040 235292 235248 {bins}", "235248 235276 235289 108 4022 235292 235248"
+    assert tokens == tuple(int(token) for token in f"{head} {tail}".split())
+
+
+@pytest.mark.vocab
+def test_a_state_below_the_range_takes_two_tokens(gemma: Vocabulary) -> None:
+    assert gemma.encode(" 255 -1 -1") == [235248, 235284, 235308, 235308, 728, 235274, 728, 235274]
+
+
+@pytest.mark.vocab
+def test_a_long_task_keeps_the_tail_that_the_model_reads_the_state_from(gemma: Vocabulary) -> None:
+    prompt = PromptTokenizer(gemma, 200, True)("pick up the fork and " * 150, np.zeros(14, np.float32))
+    assert len(prompt.tokens) <= 200
+    assert prompt.tokens[-5:] == (235289, 108, 4022, 235292, 235248)
+    assert "prompt truncated" in prompt.notes[0]

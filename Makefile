@@ -1,0 +1,69 @@
+# make demo    a trained policy drives the built-in robot over a real connection; writes relay-demo/
+# make test    all tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
+# make check   formatting, lint, types, import rules: what pre-commit and CI run
+# make vocab   fetch the tokenizer files that some tests compare against
+# make stock   an environment with the stock openpi client and server, for compatibility tests and benchmarks
+#
+# PYTHON=...      the interpreter to use (default: the first of 3.10 or newer found, 3.11 preferred)
+# TORCH_ARGS=...  extra options for "pip install torch", such as an index with CPU builds
+
+PYTHON ?= $(shell scripts/find-python)
+TORCH ?= torch==2.13.0
+TORCH_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+ARGS ?=
+
+.PHONY: demo test check format vocab stock bench clean
+
+demo: $(VENV)/installed-demo
+	@echo "==> a server, a client and the built-in robot: ten episodes"
+	$(BIN)/relay demo $(ARGS)
+
+test: $(VENV)/installed-dev
+	@echo "==> running the tests (a few minutes on two cores)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/installed-dev
+	@echo "==> lint, format, types, import rules"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+vocab: | $(VENV)/created
+	@$(BIN)/python scripts/vocab.py
+
+bench: $(VENV)/installed-dev stock
+	$(BIN)/python benchmarks/wire.py $(ARGS)
+
+stock: .venv-stock/installed
+
+clean:
+	rm -rf $(VENV) .venv-stock relay-demo
+
+$(VENV)/created:
+	@echo "==> creating $(VENV) with $(PYTHON)"
+	@test -n "$(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/torch: | $(VENV)/created
+	@echo "==> installing $(TORCH) (the largest part; set TORCH_ARGS for another index)"
+	@$(PIP) $(TORCH) $(TORCH_ARGS)
+	@touch $@
+
+$(VENV)/installed-demo: pyproject.toml | $(VENV)/torch
+	@echo "==> installing relay with its server and demo"
+	@$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml | $(VENV)/torch
+	@echo "==> installing relay with everything for development"
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/installed-demo
