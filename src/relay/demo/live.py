@@ -25,7 +25,7 @@ class LivePage:
     """Shows what it is given at `url`, in the robot's own time: a second of the robot takes a second."""
 
     def __init__(self, port: int = 0) -> None:
-        self.status = ""
+        self.status = "waiting for the robot"
         self._picture = b""
         self._number = 0
         self._closed = False
