@@ -13,7 +13,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.version import version
 
-from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Observation, Options
 from relay.protocol.msgpack_numpy import pack, unpack
@@ -41,7 +41,8 @@ class Prepared:
     state: np.ndarray
     do: str
     key: Hashable
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass
@@ -67,8 +68,9 @@ class FakeEngine:
         do = observation.get("do", "")
         if do == "stop iteration":
             return next(iter(()))
-        notes = ("prompt cut",) if do == "note" else ()
-        return Prepared(np.asarray(observation["state"], np.float32), do, observation.get("key", ""), notes)
+        notes = (Note("prompt cut", must_be_told=True),) if do == "note" else ()
+        ignored = tuple(key for key in observation if key not in ("state", "do", "key"))
+        return Prepared(np.asarray(observation["state"], np.float32), do, observation.get("key", ""), notes, ignored)
 
     def batch_key(self, prepared: Prepared) -> Hashable:
         return prepared.key
@@ -99,7 +101,7 @@ class FakeEngine:
                 return Chunk(np.zeros((2_000_000, 4), np.float32))
             case "groups":
                 return Chunk({"arm": actions[:, :2].copy(), "gripper": actions[:, 2:].copy()})
-        return Chunk(actions, notes=("slow",) if prepared.do == "note" else ())
+        return Chunk(actions, notes=(Note("slow"),) if prepared.do == "note" else ())
 
 
 @asynccontextmanager

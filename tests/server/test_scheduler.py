@@ -143,7 +143,8 @@ async def test_timings_add_up_to_the_time_spent():
 
 async def test_notes_of_preparation_and_inference_come_together():
     async with scheduling(FakeEngine()) as scheduler:
-        assert (await scheduler.submit(infer(1, do="note"))).notes == ("prompt cut", "slow")
+        notes = (await scheduler.submit(infer(1, do="note"))).notes
+        assert [note.text for note in notes] == ["prompt cut", "slow"]
 
 
 async def test_the_default_seed_reaches_the_engine():

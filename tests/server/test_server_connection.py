@@ -120,6 +120,29 @@ async def test_notes_are_in_the_reply_when_there_are_any():
         assert (await ask(websocket, observation(do="note")))["notes"] == ["prompt cut", "slow"]
 
 
+async def test_a_note_is_told_once_per_session_and_again_after_reset():
+    async with running() as server, client(server) as websocket:
+        told = ["notes" in await ask(websocket, observation(do="note", session_id=name)) for name in "aaba"]
+        await ask(websocket, pack({"endpoint": "reset"}))
+        told.append("notes" in await ask(websocket, observation(do="note", session_id="a")))
+        assert told == [True, False, True, False, True]
+
+
+async def test_a_note_that_must_be_told_refuses_a_request_whose_reply_cannot_carry_it():
+    async with running() as server, client(server) as websocket:
+        reply = await ask(websocket, observation(do="note", endpoint="infer"))
+        assert isinstance(reply, str)
+        assert "prompt cut" in reply
+
+
+async def test_keys_that_the_policy_ignores_are_logged_once_per_connection(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", logger="relay")
+    async with running() as server, client(server) as websocket:
+        for _ in range(3):
+            await ask(websocket, observation(promt="pick"))
+    assert sum("ignores: 'promt'" in record.getMessage() for record in caplog.records) == 1
+
+
 async def test_a_message_that_names_its_endpoint_gets_the_bare_actions():
     async with running() as server, client(server) as websocket:
         reply = await ask(websocket, observation(3.0, endpoint="infer", session_id="x"))

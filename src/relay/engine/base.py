@@ -41,13 +41,31 @@ class PolicySpec:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A remark for the caller; each text is told once per session.
+
+    Attributes:
+        text: one sentence, safe to show to the sender.
+        must_be_told: where no note can travel, the request is refused with this text instead.
+    """
+
+    text: str
+    must_be_told: bool = False
+
+
 @runtime_checkable
 class Prepared(Protocol):
     """A validated observation ready for the device; each engine has its own type."""
 
     @property
-    def notes(self) -> Sequence[str]:
-        """Remarks for the caller, such as a truncated prompt."""
+    def notes(self) -> Sequence[Note]:
+        """What the caller should know, such as a truncated prompt or a camera that is masked."""
+        ...
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Keys of the observation that mean nothing to this policy; logged once per connection."""
         ...
 
 
@@ -64,7 +82,7 @@ class Chunk:
     """One row's answer: actions as the caller expects them, float32, own memory."""
 
     actions: Actions
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

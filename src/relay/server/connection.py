@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS
 from relay.protocol.messages import Infer, Reset, decode_request
 from relay.server.dialects import Dialect, Reply
 from relay.server.keepalive import keep_alive, send_promptly
+from relay.server.remarks import Remarks
 from relay.server.scheduler import Scheduler
 from relay.server.sessions import SessionTable
 from relay.server.tracebacks import log_failure
@@ -49,7 +50,7 @@ async def serve_connection(
     """
     turns: _Turns = asyncio.Queue()
     room = asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS)
-    reader = asyncio.create_task(_receive(websocket, scheduler, turns, room))
+    reader = asyncio.create_task(_receive(websocket, dialect, scheduler, turns, room))
     writer = asyncio.create_task(_reply(websocket, dialect, worker, turns, room))
     pinger = asyncio.create_task(keep_alive(websocket))
     try:
@@ -77,29 +78,44 @@ _Turns: TypeAlias = "asyncio.Queue[_Turn | None]"
 """Requests in flight, oldest first; None after the last."""
 
 
-async def _receive(websocket: ServerConnection, scheduler: Scheduler, turns: _Turns, room: asyncio.Semaphore) -> None:
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """What is remembered of one client from request to request."""
+
+    peer: str
+    dialect: Dialect
+    sessions: SessionTable = field(default_factory=SessionTable)
+    remarks: Remarks = field(default_factory=Remarks)
+
+
+async def _receive(
+    websocket: ServerConnection, dialect: Dialect, scheduler: Scheduler, turns: _Turns, room: asyncio.Semaphore
+) -> None:
     """Start a task for every message; stop reading while as many are outstanding as a connection may have."""
-    sessions = SessionTable()
+    client = _Client(_peer(websocket), dialect)
     while True:
         await room.acquire()
         message = await websocket.recv()
-        turns.put_nowait(_Turn(perf_counter(), asyncio.create_task(_answer(message, sessions, scheduler))))
+        turns.put_nowait(_Turn(perf_counter(), asyncio.create_task(_answer(message, client, scheduler))))
 
 
-async def _answer(message: str | bytes, sessions: SessionTable, scheduler: Scheduler) -> Reply | Reset:
+async def _answer(message: str | bytes, client: _Client, scheduler: Scheduler) -> Reply | Reset:
     """Decode one message and do what it asks; all up to the first `await` happens in the order of arrival."""
     started = perf_counter()
     request = decode_request(message)
     decoded = perf_counter()
     match request:
         case Reset():
-            sessions.clear()
+            client.sessions.clear()
             return request
         case Infer():
-            session = sessions.resume(request.session_id)
-            answer = await scheduler.submit(request)
-            sessions.mark_seen(session)
-            return Reply(request, answer, parse_ms=(decoded - started) * 1e3, infer_ms=(perf_counter() - decoded) * 1e3)
+            session = client.sessions.resume(request.session_id)
+            answer = await scheduler.submit(request, notes_travel=client.dialect.notes_travel(request))
+            client.sessions.mark_seen(session)
+            client.remarks.log_ignored(answer.ignored, client.peer)
+            notes = client.remarks.fresh(session, answer.notes)
+            parse_ms, infer_ms = (decoded - started) * 1e3, (perf_counter() - decoded) * 1e3
+            return Reply(request, answer, notes, parse_ms, infer_ms)
 
 
 async def _reply(

@@ -31,13 +31,15 @@ class Reply:
 
     Attributes:
         request: what was asked.
-        answer: its actions, notes and timings.
+        answer: its actions and timings.
+        notes: what this session has not been told yet.
         parse_ms: unpacking and checking the request.
         infer_ms: everything between that and the actions: preparation, queue and model.
     """
 
     request: Infer
     answer: Answer
+    notes: tuple[str, ...]
     parse_ms: float
     infer_ms: float
 
@@ -55,6 +57,10 @@ class Dialect(Protocol):
 
     def greeting(self, spec: PolicySpec) -> str | bytes:
         """The first frame, sent when the policy can serve."""
+        ...
+
+    def notes_travel(self, request: Infer) -> bool:
+        """Whether the reply to this request can carry notes."""
         ...
 
     def actions(self, reply: Reply, prev_total_ms: float | None) -> str | bytes:
@@ -118,6 +124,10 @@ class OpenPIDialect:
         }
         return pack(standard | dict(spec.metadata))
 
+    def notes_travel(self, request: Infer) -> bool:
+        """RoboArena's bare actions carry none."""
+        return not request.endpoint_named
+
     def actions(self, reply: Reply, prev_total_ms: float | None) -> bytes:
         """A map of actions and timings in milliseconds, or the bare actions for RoboArena.
 
@@ -127,8 +137,8 @@ class OpenPIDialect:
         """
         answer = reply.answer
         if reply.request.endpoint_named:
-            if answer.notes:
-                logger.info("notes that a bare reply cannot carry: %s", "; ".join(answer.notes))
+            if reply.notes:
+                logger.info("notes that a bare reply cannot carry: %s", "; ".join(reply.notes))
             return encode_bare(answer.actions)
         server_timing = {"infer_ms": reply.infer_ms, "parse_ms": reply.parse_ms}
         if prev_total_ms is not None:
@@ -141,7 +151,7 @@ class OpenPIDialect:
             encode_bare(answer.actions)
             server_timing["encode_ms"] = (perf_counter() - started) * 1e3
         policy_timing = {"infer_ms": answer.queue_ms + answer.model_ms}
-        return encode_reply(answer.actions, policy_timing, server_timing, answer.notes)
+        return encode_reply(answer.actions, policy_timing, server_timing, reply.notes)
 
     def reset_done(self) -> str:
         """RoboArena's words, as text."""

@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from relay.engine.base import Chunk, Engine, Failure, Work
+from relay.engine.base import Chunk, Engine, Failure, Note, Work
 from relay.engine.worker import LoadFailed, Worker
+from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Actions, Infer, Observation, Options
 from relay.server.options import admit
 from relay.server.settings import ServerSettings
@@ -33,13 +34,15 @@ class Answer:
     Attributes:
         actions: float32, `(horizon, dim)` or named groups.
         notes: remarks of preparation and inference, in that order.
+        ignored: keys of the observation that the policy does not know.
         prepare_ms: from submission until the observation was ready for the device, waiting for a thread included.
         queue_ms: from then until its batch began.
         model_ms: its whole batch on the device, synchronised.
     """
 
     actions: Actions
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
+    ignored: tuple[str, ...]
     prepare_ms: float
     queue_ms: float
     model_ms: float
@@ -76,8 +79,11 @@ class Scheduler:
         """How many requests are prepared and wait for the device."""
         return len(self._waiting)
 
-    async def submit(self, request: Infer) -> Answer:
+    async def submit(self, request: Infer, *, notes_travel: bool = True) -> Answer:
         """Answer one request, in order of arrival with all others; cancelling the call takes it out of the queue.
+
+        Args:
+            notes_travel: whether the reply can carry notes; if not, one that must be told refuses the request.
 
         Raises:
             ServerFull: the queue is at its limit.
@@ -92,6 +98,9 @@ class Scheduler:
             submitted = perf_counter()
             options = admit(request.options, engine.spec, self._settings.seed)
             prepared = await self._prepare(engine, request.observation, options)
+            untold = [note.text for note in prepared.notes if note.must_be_told and not notes_travel]
+            if untold:
+                raise ObservationError("; ".join(untold))
             return await self._queue(prepared, options, submitted)
         finally:
             self._held -= 1
@@ -129,6 +138,7 @@ class Scheduler:
         return Answer(
             actions=row.answer.actions,
             notes=(*ready.notes, *row.answer.notes),
+            ignored=ready.ignored,
             prepare_ms=(queued - submitted) * 1e3,
             queue_ms=(row.started - queued) * 1e3,
             model_ms=(row.finished - row.started) * 1e3,
@@ -173,7 +183,8 @@ class Scheduler:
 class _Ready:
     prepared: object
     batch_key: Hashable
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
+    ignored: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +211,6 @@ def _prepare(engine: Engine, observation: Observation, options: Options) -> _Rea
         prepared = engine.prepare(observation, options)
         key = engine.batch_key(prepared)
         hash(key)
-        return _Ready(prepared, key, tuple(prepared.notes))
+        return _Ready(prepared, key, tuple(prepared.notes), tuple(prepared.ignored))
     except Exception as error:
         return error

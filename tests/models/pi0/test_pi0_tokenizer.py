@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from relay.demo.vocabulary import write_tokenizer
+from relay.engine.base import Note
 from relay.models.pi0.tokenizer import PromptTokenizer, Vocabulary, clean, discretize, load_vocabulary
 from relay.models.pi0.weights import CheckpointError
 
@@ -69,7 +70,8 @@ def test_a_long_task_is_cut_before_the_state_and_the_caller_is_told() -> None:
     assert len(prompt.tokens) == 100
     assert text.startswith("Task: xxx")
     assert text.endswith(", State: 128 128 128;\nAction: ")
-    assert "prompt truncated" in prompt.notes[0]
+    assert "prompt truncated" in prompt.notes[0].text
+    assert prompt.notes[0].must_be_told
 
 
 def test_the_demo_vocabulary_has_one_piece_per_word_and_bin(vocabulary: Vocabulary) -> None:
@@ -81,7 +83,7 @@ def test_the_demo_vocabulary_has_one_piece_per_word_and_bin(vocabulary: Vocabula
 
 def test_words_outside_the_vocabulary_are_named_to_the_caller(vocabulary: Vocabulary) -> None:
     prompt = PromptTokenizer(vocabulary, 48, True)("put the green banana on the plate", np.zeros(4, np.float32))
-    assert prompt.notes == ("prompt holds words this policy never saw: 'banana'",)
+    assert prompt.notes == (Note("prompt holds words this policy never saw: 'banana'"),)
 
 
 @pytest.mark.parametrize(
@@ -140,4 +142,5 @@ def test_a_long_task_keeps_the_tail_that_the_model_reads_the_state_from(gemma: V
     prompt = PromptTokenizer(gemma, 200, True)("pick up the fork and " * 150, np.zeros(14, np.float32))
     assert len(prompt.tokens) <= 200
     assert prompt.tokens[-5:] == (235289, 108, 4022, 235292, 235248)
-    assert "prompt truncated" in prompt.notes[0]
+    assert "prompt truncated" in prompt.notes[0].text
+    assert prompt.notes[0].must_be_told

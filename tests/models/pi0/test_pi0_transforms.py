@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from relay.engine.base import Note
 from relay.models.pi0.config import DEMO
 from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
@@ -53,7 +54,7 @@ def png_header(width: int, height: int) -> bytes:
 def test_missing_cameras_are_masked_and_the_caller_is_told() -> None:
     row = prepared()
     assert row.images.shape == (1, 224, 224, 3)
-    assert row.notes == ("cameras masked: left_wrist_0_rgb, right_wrist_0_rgb",)
+    assert row.notes == (Note("cameras masked: left_wrist_0_rgb, right_wrist_0_rgb"),)
 
 
 def test_cameras_stand_in_the_models_order_whatever_the_dicts() -> None:

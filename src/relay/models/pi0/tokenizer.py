@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from relay.engine.base import Note
 from relay.models.pi0.weights import CheckpointError
 
 STATE_BINS = 256
@@ -35,7 +36,7 @@ class Prompt:
     """Token ids without padding, and what the caller should know about them."""
 
     tokens: tuple[int, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
@@ -77,10 +78,10 @@ class PromptTokenizer:
             # The newline that starts the answer is encoded by itself, as the reference does.
             newline = self.vocabulary.encode("\n")
             tokens, note = self._fit(task, lambda text: self.vocabulary.encode(text) + newline)
-        notes = [note] if note else []
+        notes = [Note(note, must_be_told=True)] if note else []
         if self.vocabulary.unknown_id in tokens:
             unknown = [word for word in task.split() if self.vocabulary.unknown_id in self.vocabulary.encode(word)]
-            notes.append(f"prompt holds words this policy never saw: {', '.join(map(repr, unknown[:8]))}")
+            notes.append(Note(f"prompt holds words this policy never saw: {', '.join(map(repr, unknown[:8]))}"))
         return Prompt(tuple(tokens), tuple(notes))
 
     def _fit(self, task: str, encode: Callable[[str], list[int]]) -> tuple[list[int], str | None]:

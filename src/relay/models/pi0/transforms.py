@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relay.engine.base import Note
 from relay.engine.frames import read_frame, resize_with_pad
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.tokenizer import Prompt, PromptTokenizer
@@ -43,7 +44,7 @@ class Pi0Prepared:
     tokens: tuple[int, ...]
     state: NDArray[np.float32]
     num_steps: int
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
@@ -78,7 +79,7 @@ def prepare(
     )
 
 
-def _read_images(frames: Any, mask: Any, config: Pi0Config) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
+def _read_images(frames: Any, mask: Any, config: Pi0Config) -> tuple[NDArray[np.uint8], tuple[Note, ...]]:
     if not isinstance(frames, Mapping):
         raise ObservationError(f"image: expected a map of camera name to frame, got {type(frames).__name__}")
     for camera in frames:
@@ -98,7 +99,7 @@ def _read_images(frames: Any, mask: Any, config: Pi0Config) -> tuple[NDArray[np.
     side = config.vision.image_size
     images = [resize_with_pad(read_frame(frames[camera], f"image[{camera!r}]"), side, side) for camera in present]
     masked = [camera for camera in config.cameras if camera not in present]
-    notes = (f"cameras masked: {', '.join(masked)}",) if masked else ()
+    notes = (Note(f"cameras masked: {', '.join(masked)}"),) if masked else ()
     return np.stack(images), notes
 
 
