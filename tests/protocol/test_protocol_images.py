@@ -187,7 +187,8 @@ def test_a_list_of_cameras_is_encoded_camera_by_camera():
 
 
 def test_nothing_else_is_encoded():
-    observation = {
+    observation: dict[Any, Any] = {
+        b"image": photo(8, 8),
         "frame": photo(8, 8),
         "state": np.zeros((2, 2, 3), np.uint8),
         "state.images": photo(8, 8),
@@ -397,7 +398,7 @@ def test_a_decoder_that_fails_oddly_is_a_refused_observation(monkeypatch: pytest
         raise KeyError("tile")
 
     monkeypatch.setattr(images, "_opened", fail)
-    with pytest.raises(ObservationError, match="front is a damaged or truncated PNG file"):
+    with pytest.raises(ObservationError, match=r"^front is a damaged or truncated PNG file$"):
         decode_frame(saved(format="PNG"), "front")
 
 

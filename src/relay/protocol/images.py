@@ -84,9 +84,9 @@ def decode_images(observation: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _decode_slot(value, key) if is_image_key(key) else value for key, value in observation.items()}
 
 
-def is_image_key(key: str) -> bool:
+def is_image_key(key: object) -> bool:
     """Whether frames are expected under this top-level key of an observation."""
-    return key in _IMAGE_KEYS or key.startswith(_IMAGE_PREFIXES)
+    return isinstance(key, str) and (key in _IMAGE_KEYS or key.startswith(_IMAGE_PREFIXES))
 
 
 _IMAGE_KEYS: Final = frozenset(("image", "images", "video"))
@@ -135,7 +135,7 @@ def decode_frame(data: bytes, name: str) -> NDArray[np.uint8]:
         else:
             frame = _opened(pixels_only(data, header.format), header.format)
     except Exception as error:  # decoders raise whatever their parsers raise
-        raise ObservationError(f"{name} is a damaged or truncated {header.format} file: {error}") from None
+        raise ObservationError(f"{name} is a damaged or truncated {header.format} file") from error
     if frame.shape != (header.height, header.width, 3):
         raise ObservationError(f"{name} is a damaged {header.format} file: its pixels differ from its header in size")
     return frame

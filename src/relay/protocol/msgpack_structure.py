@@ -1,7 +1,7 @@
-"""Reads the skeleton of a MessagePack message, allocating nothing: limits, key types, text, truncation.
+"""Reads the skeleton of a MessagePack message, building no values: limits, key types, text, truncation.
 
-It knows no array markers and builds no values. `unpack` calls it before decoding any message long enough to hold more
-items than the limit, and after a failed decoding to say at which byte the message is wrong.
+It knows no array markers. `unpack` calls it before decoding a long message, and after a failed decoding, to find the
+byte at which the message is wrong.
 """
 
 from __future__ import annotations

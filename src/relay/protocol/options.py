@@ -97,7 +97,7 @@ def _only_element(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         array: Any = cast("NDArray[Any]", value)
         return array if array.size > 1 else next(array.flat, None)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
         return parts if len(parts) > 1 else _only_element(next(iter(parts), None))
     return value
