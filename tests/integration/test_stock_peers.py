@@ -66,7 +66,8 @@ class Seen:
     """What a looking policy made of an observation."""
 
     chunk: NDArray[np.float32]
-    notes: Sequence[str] = ()
+    notes: Sequence[Any] = ()
+    ignored: Sequence[str] = ()
 
 
 class LookingEngine:

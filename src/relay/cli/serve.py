@@ -76,7 +76,6 @@ class Serve:
                 dtype=self.dtype,
                 num_steps=self.num_steps,
                 max_batch=self.max_batch,
-                seed=self.seed,
                 default_prompt=self.default_prompt,
                 progress=progress,
             )

@@ -31,7 +31,6 @@ def load(
     dtype: str = "auto",
     num_steps: int | None = None,
     max_batch: int = 8,
-    seed: int | None = None,
     default_prompt: str | None = None,
     progress: Progress = lambda phase, share: None,
 ) -> Engine:
@@ -44,7 +43,6 @@ def load(
         device: a torch device, or `auto`.
         dtype: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
         num_steps: default denoising steps; None keeps the checkpoint's.
-        seed: for requests that bring none; None draws a fresh one each time.
         default_prompt: for observations without a prompt.
 
     Raises:
@@ -60,7 +58,6 @@ def load(
         dtype=dtype,
         num_steps=num_steps,
         max_batch=max_batch,
-        seed=seed,
         default_prompt=default_prompt,
         progress=progress,
     )

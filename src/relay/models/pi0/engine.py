@@ -31,7 +31,6 @@ def load(
     dtype: str,
     num_steps: int | None,
     max_batch: int,
-    seed: int | None,
     default_prompt: str | None,
     progress: Progress,
 ) -> Pi0Engine:
@@ -43,9 +42,7 @@ def load(
     )
     if num_steps is not None:
         checkpoint.model.config = replace(checkpoint.model.config, num_steps=num_steps)
-    return Pi0Engine(
-        name, checkpoint.model, checkpoint.tokenizer, max_batch=max_batch, seed=seed, default_prompt=default_prompt
-    )
+    return Pi0Engine(name, checkpoint.model, checkpoint.tokenizer, max_batch=max_batch, default_prompt=default_prompt)
 
 
 class Pi0Engine:
@@ -58,11 +55,10 @@ class Pi0Engine:
         tokenizer: PromptTokenizer,
         *,
         max_batch: int = 8,
-        seed: int | None = None,
         default_prompt: str | None = None,
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
-        self._seed, self._default_prompt = seed, default_prompt
+        self._default_prompt = default_prompt
         config = model.config
         self.spec = PolicySpec(
             model=name,
@@ -125,9 +121,8 @@ class Pi0Engine:
         if options.noise is not None:
             return torch.tensor(options.noise, dtype=torch.float32)  # a copy: the request's bytes are read-only
         generator = torch.Generator()
-        seed = self._seed if options.seed is None else options.seed
-        if seed is None:
+        if options.seed is None:
             generator.seed()
         else:
-            generator.manual_seed(seed)
+            generator.manual_seed(options.seed)
         return torch.randn(self._model.config.action_horizon, self._model.config.action_dim, generator=generator)
