@@ -67,3 +67,8 @@ $(VENV)/installed-dev: pyproject.toml | $(VENV)/torch
 	@echo "==> installing relay with everything for development"
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/installed-demo
+
+.venv-stock/installed: benchmarks/stock.py | $(VENV)/installed-dev
+	@echo "==> installing the stock openpi client and server into .venv-stock"
+	@$(BIN)/python benchmarks/stock.py
+	@touch $@

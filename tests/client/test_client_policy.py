@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ACTIONS, METADATA, FakeConnection
 from PIL import Image
+from tiny_servers import ACTIONS, METADATA, FakeConnection
 
 from relay.client.connection import Greeting
 from relay.client.policy import Policy

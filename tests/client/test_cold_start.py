@@ -8,13 +8,12 @@ import logging
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from conftest import METADATA, LoopbackServers, echo_state, openpi_server
+from tiny_servers import METADATA, LoopbackServers, echo_state, openpi_server
 from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosedError, InvalidMessage, InvalidStatus
@@ -167,12 +166,10 @@ def test_each_change_of_the_reason_is_logged_once(servers: LoopbackServers, capl
 
 
 def test_a_connect_timeout_ends_the_wait_and_says_for_what() -> None:
-    started = time.monotonic()
     with pytest.raises(
         TimeoutError, match=r"no policy server at ws://127\.0\.0\.1:\d+ within 0\.2 s: Connection refused"
     ):
         relay.Policy(f"ws://127.0.0.1:{free_port()}", connect_timeout=0.2)
-    assert time.monotonic() - started < 5
 
 
 def test_a_connect_timeout_also_bounds_the_wait_for_metadata(servers: LoopbackServers) -> None:

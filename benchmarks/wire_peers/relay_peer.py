@@ -1,0 +1,79 @@
+"""Our stack: relay's server with an engine that decodes the frames and then only waits, and `relay.Policy`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+import relay
+from relay.engine.base import Chunk, PolicySpec, Progress, Work
+from relay.protocol.images import decode_images
+from relay.protocol.messages import Observation, Options
+from relay.server.app import serve as serve_engine
+from relay.server.settings import ServerSettings
+
+CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An observation whose frames are arrays."""
+
+    observation: dict[str, Any]
+    notes: Sequence[Any] = ()
+    ignored: Sequence[str] = ()
+
+
+class WaitingEngine:
+    """A device on which one row takes `seconds` and eight rows take twice as long."""
+
+    def __init__(self, seconds: float, max_batch: int) -> None:
+        self._seconds = seconds
+        self._actions = np.zeros((50, 32), np.float32)
+        self.spec = PolicySpec("waiting", CAMERAS, 32, 50, 32, 10, max_batch=max_batch)
+
+    def prepare(self, observation: Observation, options: Options) -> Decoded:
+        return Decoded(decode_images(observation))
+
+    def batch_key(self, prepared: Decoded) -> None:
+        return None
+
+    def infer(self, batch: Sequence[Work]) -> Sequence[Chunk]:
+        if self._seconds:
+            time.sleep(self._seconds * (1 + (len(batch) - 1) / 7))
+        return [Chunk(self._actions) for _ in batch]
+
+    def warm_up(self, progress: Progress) -> None:
+        progress("warming up", 1.0)
+
+
+def serve(port: int, seconds: float, batch: int) -> None:
+    serve_engine(lambda _: WaitingEngine(seconds, batch), ServerSettings(port=port))
+
+
+class Robot:
+    def __init__(self, url: str, codec: str | None) -> None:
+        assert codec is not None
+        logging.getLogger("relay.client").setLevel(logging.ERROR)  # that a server is stock is no news here
+        self._policy = relay.Policy(url, codec=relay.Codec[codec])
+
+    def infer(self, observation: dict[str, Any]) -> np.ndarray:
+        return self._policy.infer(observation)["actions"]
+
+    def request_bytes(self, observations: list[dict[str, Any]]) -> float:
+        sizes: list[int] = []
+        for observation in observations:
+            self._policy.infer(observation)
+            assert self._policy.last is not None
+            sizes.append(self._policy.last.bytes_sent)
+        return float(np.mean(sizes))
+
+    def versions(self) -> dict[str, str]:
+        names = ("websockets", "msgpack", "numpy", "pillow", "simplejpeg")
+        return {"relay": relay.__version__} | {name: version(name) for name in names}
