@@ -39,7 +39,7 @@ class Recipe:
     Attributes:
         observations: how many observations are trained on in all; it sets the learning-rate schedule.
         batch: observations per step.
-        draws: noise and time draws per observation; they share its prefix.
+        draws: noise and time draws per observation; they share its prefix. The first is at the time of pure noise.
         learning_rate: held for the first 40 %, then a cosine to 1 % of it.
         buffer: ring buffer of samples; `fresh` new ones come in for every observation trained on. Seeing samples
             more often than about one and a half times overfits.
@@ -48,7 +48,7 @@ class Recipe:
     """
 
     output: Path = Path("relay-demo-training")
-    observations: int = 110_000
+    observations: int = 125_000
     batch: int = 64
     draws: int = 4
     learning_rate: float = 1.5e-3
@@ -218,11 +218,9 @@ class Batches:
         columns = zip(*(self._buffer[i] for i in chosen), strict=True)
         samples = [torch.stack(column) for column in columns]
         shape = (recipe.batch, recipe.draws)
-        return Batch(
-            *samples,
-            noise=torch.randn(*shape, DEMO.action_horizon, DEMO.action_dim),
-            time=self._time.sample(shape) * 0.999 + 0.001,
-        )
+        time = self._time.sample(shape) * 0.999 + 0.001
+        time[:, 0] = 1.0  # where every sampler starts, and all that a sampler of one step sees
+        return Batch(*samples, noise=torch.randn(*shape, DEMO.action_horizon, DEMO.action_dim), time=time)
 
     def _add(self, count: int) -> None:
         while count > 0:
