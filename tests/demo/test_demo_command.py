@@ -76,7 +76,7 @@ def test_it_drives_reports_and_closes(expert: Connected, tmp_path: Path, capsys:
     assert " 1/2  put the " in printed
     assert "model           demo" in printed
     numbers = json.loads((tmp_path / "results.json").read_text())
-    assert numbers["options"]["codec"] == "jpeg_q90"
+    assert numbers["options"]["codec"] == "JPEG_Q90"
     assert numbers["first_frame_s"] > 0
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "episode.gif").exists()
@@ -118,6 +118,7 @@ def test_options_reach_the_policy(idle: Connected, tmp_path: Path) -> None:
     [
         (("--episodes", "0"), "--episodes must be at least 1, got 0"),
         (("--replan-every", "17"), "--replan-every must be between 1 and 16, got 17"),
+        (("--codec", "JPEG_Q91"), "--codec 'JPEG_Q91' is not known; known are RAW, LOSSLESS, JPEG_Q100"),
         (("--threshold", "97"), "--threshold must be between 0 and 1, got 97"),
         (("--prompt", "put the red cube on a yellow plate"), "nearest is 'put the red cube on the yellow plate'"),
     ],

@@ -54,8 +54,8 @@ class Demo:
     replan_every: int = 4
     """Actions to execute from each chunk before asking again."""
 
-    codec: Codec = Codec.JPEG_Q90
-    """How camera pictures are sent."""
+    codec: str = Codec.JPEG_Q90.name
+    """How camera pictures are sent: RAW, LOSSLESS, or JPEG_Q100, Q98, Q95, Q92, Q90, Q85 or Q50."""
 
     url: str | None = None
     """Drive a server that is running already, such as ws://robot-server:8000."""
@@ -96,6 +96,7 @@ class Demo:
         from relay.demo.episode import task_of
         from relay.demo.robot import ACTION_HORIZON
 
+        codec_named(self.codec)
         if self.episodes < 1:
             raise ValueError(f"--episodes must be at least 1, got {self.episodes}")
         if self.seed < 0:
@@ -108,10 +109,22 @@ class Demo:
             task_of(self.prompt)
 
 
+def codec_named(name: str) -> Codec:
+    """The codec of a name in either case, such as `JPEG_Q90` or `lossless`.
+
+    Raises:
+        ValueError: with the names there are.
+    """
+    codec = Codec.__members__.get(name.upper().replace("-", "_"))
+    if codec is None:
+        raise ValueError(f"--codec {name!r} is not known; known are {', '.join(Codec.__members__)}")
+    return codec
+
+
 def _run(options: Demo, console: Console) -> int:
     with ExitStack() as stack:
         url = options.url or _start_server(stack, console)
-        policy = _connect(stack, console, url, options.codec)
+        policy = _connect(stack, console, url, codec_named(options.codec))
         watcher = _Watcher(console, stack, options.live)
         episodes = _drive(options, policy, console, watcher)
         metadata = policy.get_server_metadata()
@@ -247,7 +260,7 @@ def _conclude(
 
 
 def _as_json(options: Demo) -> dict[str, Any]:
-    return asdict(options) | {"codec": options.codec.value, "output": str(options.output)}
+    return asdict(options) | {"codec": codec_named(options.codec).name, "output": str(options.output)}
 
 
 def _process_age_s() -> float:
