@@ -139,6 +139,13 @@ def test_the_stock_client_drives_our_server(our_server: str, jpeg: tuple[Path, N
     assert saw["after_failure"] == "ConnectionClosedError"
 
 
+def test_the_stock_client_drives_the_demo_policy_a_hundred_times(demo_url: str) -> None:
+    command = [str(STOCK_PYTHON), "-W", "ignore", str(HERE / "stock_demo_client.py"), demo_url]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout) == {"shapes": [[16, 4]], "finite": True, "model": "demo"}
+
+
 # ---- our client drives the stock server
 
 
