@@ -132,7 +132,8 @@ class Run:
         self.step += 1
         decay = min(self.recipe.average, self.step / (self.step + 20))
         with torch.no_grad():
-            torch._foreach_lerp_(self._average, self._parameters, 1 - decay)
+            for average, parameter in zip(self._average, self._parameters, strict=True):
+                average.lerp_(parameter, 1 - decay)
 
     def save(self) -> None:
         """Write the resumable state and the checkpoint of the averaged weights."""
@@ -147,7 +148,7 @@ class Run:
         torch.save(state, unfinished)
         unfinished.replace(self._state_file)
         export(self.averaged(), self.recipe.output)
-        record = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self.recipe).items()}
+        record = {name: value for name, value in asdict(self.recipe).items() if name != "output"}
         record |= {"step": self.step, "minutes": round(self.seconds() / 60, 2), "torch": torch.__version__}
         (self.recipe.output / "training.json").write_text(json.dumps(record, indent=2) + "\n")
 
