@@ -5,6 +5,7 @@
 
 Runs in the environment of its STACK (`relay` or `stock`), so it imports NumPy and that stack only. A robot prints one
 line of JSON when it is connected; then each line on its input, a number of calls, is answered with their latencies.
+Both roles end with their input, so that nothing outlives the benchmark.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
+import threading
 import time
 from itertools import cycle, islice
 from typing import Any
@@ -36,6 +39,7 @@ def main() -> None:
     chosen = parser.parse_args()
     stack = importlib.import_module(f"{chosen.stack}_peer")
     if chosen.role == "server":
+        threading.Thread(target=end_with_input, daemon=True).start()
         stack.serve(chosen.port, chosen.milliseconds / 1e3, chosen.batch)
     else:
         drive(stack.Robot(chosen.url, chosen.codec), observations(chosen.frames))
@@ -53,6 +57,11 @@ def drive(robot: Any, seen: list[dict[str, Any]]) -> None:
             milliseconds.append((time.perf_counter() - started) * 1e3)
             assert actions.shape == (50, 32)
         print(json.dumps(milliseconds), flush=True)
+
+
+def end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(0)
 
 
 def observations(path: str) -> list[dict[str, Any]]:
