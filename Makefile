@@ -2,6 +2,7 @@
 # make test    all tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
 # make check   formatting, lint, types, import rules: what pre-commit and CI run
 # make vocab   fetch the tokenizer files that some tests compare against
+# make lock    write down the versions in use, for the interpreter in use, into requirements/
 # make stock   an environment with the stock openpi client and server, for compatibility tests and benchmarks
 #
 # PYTHON=...      the interpreter to use (default: the first of 3.10 or newer found, 3.11 preferred)
@@ -12,10 +13,12 @@ TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install
+# The versions that were tested with this interpreter, where they are written down.
+LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt" % sys.version_info[:2])')
+PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
 
-.PHONY: demo test check format vocab stock bench clean
+.PHONY: demo test check format vocab stock lock bench clean
 
 demo: $(VENV)/installed-demo
 	@echo "==> a server, a client and the built-in robot: ten episodes"
@@ -43,6 +46,9 @@ bench: $(VENV)/installed-dev stock
 	$(BIN)/python benchmarks/wire.py $(ARGS)
 
 stock: .venv-stock/installed
+
+lock: $(VENV)/installed-dev
+	$(BIN)/python -m pip freeze --exclude-editable --exclude torch > $(LOCK)
 
 clean:
 	rm -rf $(VENV) .venv-stock relay-demo
