@@ -37,7 +37,7 @@ class VisionTower(nn.Module):
             width, as openpi's copy of PaliGemma does not either.
         """
         if images.dtype == torch.uint8:
-            images = images.to(torch.float32) / 255 * 2 - 1
+            images = images.to(torch.float32).div_(255).mul_(2).sub_(1)
         # The patch convolution and the positions stay float32 in every reference implementation.
         x = self.patch_embedding(images.permute(0, 3, 1, 2))  # (n, width, rows, columns)
         x = x.flatten(2).transpose(1, 2) + self.position_embedding  # (n, tokens, width)
