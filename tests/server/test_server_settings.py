@@ -20,3 +20,11 @@ def test_the_default_is_loopback():
 def test_a_value_out_of_range_is_named(wrong: dict[str, Any]):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must .*{next(iter(wrong.values()))}"):
         ServerSettings(**wrong)
+
+
+def test_an_unknown_handshake_is_refused_with_the_nearest():
+    wrong: Any = "RoboArena"
+    with pytest.raises(
+        ValueError, match=r"handshake must be 'openpi' or 'roboarena', got 'RoboArena'; did you mean 'rob"
+    ):
+        ServerSettings(handshake=wrong)

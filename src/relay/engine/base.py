@@ -27,6 +27,7 @@ class PolicySpec:
         image_resolution: (height, width) that frames are resized to.
         supported_options: names of the fields of `Options` that `infer` honours; a request with any other is refused.
         metadata: further keys for the OpenPI handshake, merged over the six standard ones.
+        handshake: the family's vLLM-Omni handshake (`policy_server_config`); empty takes what the other fields tell.
     """
 
     model: str
@@ -39,6 +40,7 @@ class PolicySpec:
     image_resolution: tuple[int, int] = (224, 224)
     supported_options: frozenset[str] = frozenset({"num_steps", "seed", "noise"})
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    handshake: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
