@@ -52,6 +52,9 @@ class Serve:
     port: int = 8000
     """Port to listen on; 0 takes any free one."""
 
+    idle_timeout: float = 30.0
+    """Seconds without a message after which clients of vLLM-Omni's endpoint are closed; 0 for never."""
+
     handshake: Literal["openpi", "roboarena"] = "openpi"
     """First frame for OpenPI clients: the policy's metadata, or the six keys that RoboArena clients insist on."""
 
@@ -70,6 +73,7 @@ class Serve:
                 port=self.port,
                 max_batch=self.max_batch,
                 handshake=self.handshake,
+                idle_timeout=self.idle_timeout,
                 seed=self.seed,
             )
             registry.checkpoint_folder(self.model, self.checkpoint)

@@ -58,6 +58,11 @@ class Refusal:
 class Dialect(Protocol):
     """The conventions of one path."""
 
+    @property
+    def idle_timeout(self) -> float:
+        """Seconds after which a client that sends nothing is closed, though no answer is owed to it; 0 for never."""
+        ...
+
     def greeting(self, spec: PolicySpec) -> str | bytes:
         """The first frame, sent when the policy can serve."""
         ...
@@ -102,7 +107,7 @@ def dialect_for(path: str, settings: ServerSettings, *, relay_client: bool, inst
         instance_id: which process answers, for clients that may meet several behind one address.
     """
     if _bare(path).endswith(VLLM_PATH):
-        return VllmDialect(instance_id)
+        return VllmDialect(settings, instance_id)
     return OpenPIDialect(settings, relay_client)
 
 
@@ -116,6 +121,8 @@ class OpenPIDialect:
         settings: the greeting's form, and whether a failure's text holds a traceback or sentence and error id only.
         relay_client: the client selected the `relay.v1` subprotocol, so its replies hold timings per stage.
     """
+
+    idle_timeout = 0.0
 
     def __init__(self, settings: ServerSettings, relay_client: bool) -> None:
         self._handshake = settings.handshake
@@ -182,10 +189,12 @@ class VllmDialect:
     frame is answered too: there it is dropped, and its sender waits for ever.
 
     Args:
+        settings: how long a client may be quiet.
         instance_id: which process answers.
     """
 
-    def __init__(self, instance_id: str) -> None:
+    def __init__(self, settings: ServerSettings, instance_id: str) -> None:
+        self.idle_timeout = settings.idle_timeout
         self._instance_id = instance_id
 
     def greeting(self, spec: PolicySpec) -> bytes:

@@ -22,6 +22,8 @@ class ServerSettings:
         max_connections: most open connections; beyond it they are closed with 1013.
         prepare_threads: threads that decode, resize and tokenize observations.
         handshake: form of the first frame on the OpenPI path.
+        idle_timeout: seconds without a message after which a connection to vLLM-Omni's endpoint is closed, not counting
+            the time in which an answer is owed; 0 for never. OpenPI's path has no such limit.
         tracebacks: whether OpenPI clients get a traceback (without paths) besides the sentence and the error id.
         drain_seconds: how long a stopping server waits for running requests.
         seed: starting-noise seed of requests that bring neither `seed` nor `noise`; None draws a fresh one for each.
@@ -34,6 +36,7 @@ class ServerSettings:
     max_connections: int = 1_024
     prepare_threads: int = 2
     handshake: Handshake = "openpi"
+    idle_timeout: float = 30.0
     tracebacks: bool = True
     drain_seconds: float = 15.0
     seed: int | None = None
@@ -49,7 +52,9 @@ class ServerSettings:
             near = get_close_matches(str(self.handshake), get_args(Handshake), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"handshake must be 'openpi' or 'roboarena', got {self.handshake!r}{hint}")
-        if not self.drain_seconds >= 0:
-            raise ValueError(f"drain_seconds must not be negative, got {self.drain_seconds}")
+        for name in ("idle_timeout", "drain_seconds"):
+            seconds: float = getattr(self, name)
+            if not seconds >= 0:
+                raise ValueError(f"{name} must not be negative, got {seconds}")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ValueError(f"seed must be in [-2^63, 2^64), got {self.seed}")
