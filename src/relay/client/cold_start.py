@@ -1,10 +1,11 @@
-"""Waiting for a policy server that is not there yet: which failures pass, how long between attempts, what to log."""
+"""Connecting to a policy server that may still be starting: which failures pass, how long to wait, what to log."""
 
 from __future__ import annotations
 
 import logging
 import random
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -52,6 +53,43 @@ def connect_when_ready(url: str, headers: Mapping[str, str], timeout: float | No
             reported = reason
         time.sleep(delay)
     raise AssertionError("delays never end")
+
+
+def connect_once(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+    """Connect and read the metadata frame, without trying again; one log line says so if that takes long.
+
+    Args:
+        timeout: seconds to wait in all; None waits for the server's answer as long as it takes, and 10 s for TCP.
+
+    Raises:
+        websockets.exceptions.InvalidStatus: the server answered with another HTTP status.
+        OSError: naming the address, if the server cannot be reached or does not speak WebSocket; `TimeoutError` if it
+            did not answer in time.
+        websockets.exceptions.ConnectionClosed: the server hung up before its metadata.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    reminder = threading.Timer(PATIENCE_S, logger.warning, ("waiting for %s to be ready", shown(url)))
+    reminder.daemon = True
+    reminder.start()
+    try:
+        connection = open_websocket(url, headers, timeout)
+        try:
+            connection.read_greeting(_remaining(deadline))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    except TimeoutError as error:
+        seconds = HANDSHAKE_TIMEOUT_S if timeout is None else timeout
+        raise TimeoutError(f"no answer from {shown(url)} within {seconds:g} s") from error
+    except (InvalidMessage, EOFError) as error:
+        raise ConnectionError(f"{shown(url)} did not answer as a WebSocket server does: {error}") from error
+    except ssl.SSLError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror or error}: {shown(url)}") from error
+    finally:
+        reminder.cancel()
 
 
 def _attempt(url: str, headers: Mapping[str, str], deadline: float | None) -> WebSocketConnection:

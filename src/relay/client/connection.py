@@ -199,18 +199,19 @@ class WebSocketConnection:
             socket.socket.shutdown(self._websocket.socket, socket.SHUT_RDWR)
 
 
-def open_websocket(url: str, headers: Mapping[str, str], timeout: float) -> WebSocketConnection:
+def open_websocket(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
     """Connect once, following redirects; a redirect to another origin takes none of the caller's headers along.
 
     Args:
-        timeout: seconds for TCP, TLS and upgrade together, redirects included.
+        timeout: seconds for TCP, TLS and upgrade together, redirects included. None waits for the answer to the
+            upgrade as long as it takes: a proxy may hold it back until a server has started.
 
     Raises:
         websockets.exceptions.InvalidURI: not a ws:// or wss:// URL.
         websockets.exceptions.InvalidStatus: the server answered the upgrade with another HTTP status.
         OSError: no connection; `TimeoutError` after `timeout` seconds.
     """
-    deadline = monotonic() + timeout
+    deadline = None if timeout is None else monotonic() + timeout
     for _ in range(MAX_REDIRECTS + 1):
         try:
             return WebSocketConnection(_upgrade(url, headers, deadline), url)
@@ -231,13 +232,13 @@ def shown(url: str) -> str:
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _upgrade(url: str, headers: Mapping[str, str], deadline: float) -> ClientConnection:
+def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None) -> ClientConnection:
     """TCP, TLS and the opening handshake on a socket of our own.
 
     With a socket given, every release from 13 to 17 leaves environment proxies alone and follows no redirect.
     """
     address = parse_uri(url)
-    sock = socket.create_connection((address.host, address.port), timeout=_remaining(deadline))
+    sock = socket.create_connection((address.host, address.port), timeout=_remaining(deadline) or HANDSHAKE_TIMEOUT_S)
     try:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -257,7 +258,9 @@ def _upgrade(url: str, headers: Mapping[str, str], deadline: float) -> ClientCon
         raise
 
 
-def _remaining(deadline: float) -> float:
+def _remaining(deadline: float | None) -> float | None:
+    if deadline is None:
+        return None
     seconds = deadline - monotonic()
     if seconds <= 0:
         raise TimeoutError("timed out while opening the connection")
