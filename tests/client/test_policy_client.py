@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_an_address_that_is_no_websocket_url_is_refused(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("status", [401, 404, 429, 503])
 def test_another_http_status_raises_at_once(opened: Opener, status: int) -> None:
     def refuse(websocket: ServerConnection, request: Request) -> Response:
-        return websocket.respond(status, "")  # type: ignore[arg-type]
+        return websocket.respond(HTTPStatus(status), "")
 
     with pytest.raises(InvalidStatus) as error:
         opened(server={"process_request": refuse})

@@ -37,22 +37,13 @@ def connect_when_ready(url: str, headers: Mapping[str, str], timeout: float | No
         TimeoutError: naming the last reason, after `timeout` seconds.
         websockets.exceptions.InvalidStatus, OSError and others: what waiting does not cure.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
-    reported: str | None = None
-    for delay in _delays():
+    waiting = Waiting(url, timeout)
+    while True:
         try:
-            return _attempt(url, headers, deadline)
+            return _attempt(url, headers, waiting)
         except Exception as error:
-            reason = _passing_reason(error)
-            if reason is None:
-                raise
-            if deadline is not None and time.monotonic() + delay >= deadline:
-                raise TimeoutError(f"no policy server at {shown(url)} within {timeout:g} s: {reason}") from error
-        if reason != reported:
-            logger.warning("waiting for a policy server at %s: %s", shown(url), reason)
-            reported = reason
+            delay = waiting.delay_after(error)
         time.sleep(delay)
-    raise AssertionError("delays never end")
 
 
 def connect_once(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
@@ -92,15 +83,64 @@ def connect_once(url: str, headers: Mapping[str, str], timeout: float | None) ->
         reminder.cancel()
 
 
-def _attempt(url: str, headers: Mapping[str, str], deadline: float | None) -> WebSocketConnection:
-    connection = open_websocket(url, headers, min(HANDSHAKE_TIMEOUT_S, _remaining(deadline) or HANDSHAKE_TIMEOUT_S))
+class Waiting:
+    """How long to wait for the server at `url`, what for, and what to say about it; does no waiting itself."""
+
+    def __init__(self, url: str, timeout: float | None) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._delays = _delays()
+        self._reported: str | None = None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds left in all, never less than a millisecond; None without a limit."""
+        return _remaining(self._deadline)
+
+    @property
+    def handshake_timeout(self) -> float:
+        """Seconds for the handshake of one attempt."""
+        return min(HANDSHAKE_TIMEOUT_S, self.remaining or HANDSHAKE_TIMEOUT_S)
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for the metadata before saying so."""
+        remaining = self.remaining
+        return PATIENCE_S if remaining is None else min(PATIENCE_S, remaining)
+
+    def delay_after(self, error: Exception) -> float:
+        """Seconds until the next attempt after one that failed with `error`.
+
+        Raises:
+            TimeoutError: naming the reason, if no time is left for another attempt.
+            Exception: `error` itself, if waiting does not cure it.
+        """
+        reason = _passing_reason(error)
+        if reason is None:
+            raise error
+        delay = next(self._delays)
+        if self._deadline is not None and time.monotonic() + delay >= self._deadline:
+            url = shown(self._url)
+            raise TimeoutError(f"no policy server at {url} within {self._timeout:g} s: {reason}") from error
+        if reason != self._reported:
+            logger.warning("waiting for a policy server at %s: %s", shown(self._url), reason)
+            self._reported = reason
+        return delay
+
+    def say_connected(self) -> None:
+        """Log that the metadata is waited for."""
+        logger.warning("connected to %s; waiting for its policy to be ready", shown(self._url))
+
+
+def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> WebSocketConnection:
+    connection = open_websocket(url, headers, waiting.handshake_timeout)
     try:
-        remaining = _remaining(deadline)
         try:
-            connection.read_greeting(PATIENCE_S if remaining is None else min(PATIENCE_S, remaining))
+            connection.read_greeting(waiting.patience)
         except TimeoutError:
-            logger.warning("connected to %s; waiting for its policy to be ready", shown(url))
-            connection.read_greeting(_remaining(deadline))
+            waiting.say_connected()
+            connection.read_greeting(waiting.remaining)
     except BaseException:
         connection.close()
         raise
