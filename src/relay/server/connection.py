@@ -49,8 +49,9 @@ async def serve_connection(
     When the client vanishes, its requests leave the queue. When `stopping` is set, the requests already taken are
     answered before the connection is closed with the goodbye.
     """
+    client = _Client(_peer(websocket), dialect, SessionTable(worker.close_session))
     flow = _Flow()
-    reader = asyncio.create_task(_receive(websocket, dialect, scheduler, flow))
+    reader = asyncio.create_task(_receive(websocket, client, scheduler, flow))
     writer = asyncio.create_task(_reply(websocket, dialect, worker, flow))
     watchers = [asyncio.create_task(keep_alive(websocket))]
     if dialect.idle_timeout:
@@ -63,6 +64,7 @@ async def serve_connection(
             await websocket.close(stopping.result().code, stopping.result().reason)
     finally:
         await _cancel([reader, writer, *watchers, *_outstanding(flow)])
+        client.sessions.clear()
     for task in (reader, writer, *watchers):
         if not task.cancelled() and not isinstance(task.exception(), (ConnectionClosed, LoadFailed, DeviceFault)):
             task.result()  # raises what nobody foresaw, for the listener to log and close with 1011
@@ -91,13 +93,12 @@ class _Client:
 
     peer: str
     dialect: Dialect
-    sessions: SessionTable = field(default_factory=SessionTable)
+    sessions: SessionTable
     remarks: Remarks = field(default_factory=Remarks)
 
 
-async def _receive(websocket: ServerConnection, dialect: Dialect, scheduler: Scheduler, flow: _Flow) -> None:
+async def _receive(websocket: ServerConnection, client: _Client, scheduler: Scheduler, flow: _Flow) -> None:
     """Start a task for every message; stop reading while as many are outstanding as a connection may have."""
-    client = _Client(_peer(websocket), dialect)
     while True:
         await flow.room.acquire()
         message = await websocket.recv()
@@ -115,9 +116,9 @@ async def _answer(message: str | bytes, client: _Client, scheduler: Scheduler) -
             client.sessions.clear()
             return request
         case Infer():
-            session = client.sessions.resume(request.session_id)
-            answer = await scheduler.submit(request, notes_travel=client.dialect.notes_travel(request))
-            client.sessions.mark_seen(session)
+            with client.sessions.request(request.session_id) as session:
+                notes_travel = client.dialect.notes_travel(request)
+                answer = await scheduler.submit(request, session, notes_travel=notes_travel)
             client.remarks.log_ignored(answer.ignored, client.peer)
             notes = client.remarks.fresh(session, answer.notes)
             parse_ms, infer_ms = (decoded - started) * 1e3, (perf_counter() - decoded) * 1e3

@@ -150,9 +150,10 @@ class OpenPIDialect:
     def actions(self, reply: Reply, prev_total_ms: float | None) -> bytes:
         """A map of actions and timings in milliseconds, or the bare actions for RoboArena.
 
-        `server_timing` splits what `parse_ms` and `infer_ms` sum up: `infer_ms` is `prepare_ms`, `queue_ms`, `model_ms`
-        and the hand-over between threads. `encode_ms` is the encoding of the actions, the part whose size the policy
-        decides, measured before the map is packed.
+        `server_timing` splits what `parse_ms` and `infer_ms` sum up: `infer_ms` is `prepare_ms`, `queue_ms`,
+        `model_ms`, the hand-over between threads and, if the policy remembers, what it still had to do for the session.
+        `encode_ms` is the encoding of the actions, the part whose size the policy decides, measured before the map is
+        packed.
         """
         answer = reply.answer
         if reply.request.endpoint_named:
