@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from tiny_servers import ACTIONS, VLLM_METADATA, LoopbackServers, openpi_server, vllm_server
 from websockets.asyncio.server import ServerConnection
-from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidMessage, InvalidStatus, InvalidURI
 from websockets.http11 import Request, Response
 
 from relay import Codec, PolicyClient
@@ -139,6 +139,21 @@ def test_a_port_that_hangs_up_is_an_os_error(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(OSError, match=r"ws://127\.0\.0\.1"):
             PolicyClient("pi05")
         hang_up.join()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidMessage("did not receive a valid HTTP response"), EOFError("hung up"), ConnectionClosedError(None, None)],
+    ids=lambda error: type(error).__name__,
+)
+def test_however_a_handshake_is_cut_short_it_is_an_os_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(cold_start, "open_websocket", fail)
+    monkeypatch.setenv("WALLE_URL", "ws://robot.example")
+    with pytest.raises(ConnectionError, match=r"ws://robot\.example/.* did not answer as a WebSocket server does"):
+        PolicyClient("pi05")
 
 
 def test_a_port_that_says_nothing_ends_with_the_connect_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

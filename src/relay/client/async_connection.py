@@ -219,7 +219,7 @@ async def open_websocket(url: str, headers: Mapping[str, str], timeout: float) -
 
 
 async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> AsyncWebSocketConnection:
-    connection = await open_websocket(url, headers, waiting.handshake_timeout)
+    connection = await open_websocket(url, headers, waiting.begin_attempt())
     try:
         try:
             await connection.read_greeting(waiting.patience)

@@ -21,6 +21,9 @@ LONGEST_DELAY_S: Final = 5.0
 PATIENCE_S: Final = 10.0
 """An open connection without metadata is worth a log line after this time."""
 
+TELLING_ATTEMPT_S: Final = 0.1
+"""A last attempt that had less time than this fails for want of time, which says nothing about the server."""
+
 _PASSING_STATUS: Final = frozenset({429, 502, 503, 504})
 _PASSING_CLOSE: Final = frozenset({1012, 1013})  # server restarting, server full
 
@@ -63,7 +66,7 @@ def connect_once(url: str, headers: Mapping[str, str], timeout: float | None) ->
     reminder.daemon = True
     reminder.start()
     try:
-        connection = open_websocket(url, headers, timeout)
+        connection = _open_once(url, headers, timeout)
         try:
             connection.read_greeting(_remaining(deadline))
         except BaseException:
@@ -73,14 +76,20 @@ def connect_once(url: str, headers: Mapping[str, str], timeout: float | None) ->
     except TimeoutError as error:
         seconds = HANDSHAKE_TIMEOUT_S if timeout is None else timeout
         raise TimeoutError(f"no answer from {shown(url)} within {seconds:g} s") from error
-    except (InvalidMessage, EOFError) as error:
-        raise ConnectionError(f"{shown(url)} did not answer as a WebSocket server does: {error}") from error
-    except ssl.SSLError:
-        raise
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror or error}: {shown(url)}") from error
     finally:
         reminder.cancel()
+
+
+def _open_once(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+    """`open_websocket`, whose errors then name the address and are `OSError` if the server cannot be reached."""
+    try:
+        return open_websocket(url, headers, timeout)
+    except (TimeoutError, ssl.SSLError):
+        raise
+    except (InvalidMessage, EOFError, ConnectionClosed) as error:
+        raise ConnectionError(f"{shown(url)} did not answer as a WebSocket server does: {error}") from error
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror or error}: {shown(url)}") from error
 
 
 class Waiting:
@@ -92,16 +101,17 @@ class Waiting:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._delays = _delays()
         self._reported: str | None = None
+        self._allowed = 0.0
 
     @property
     def remaining(self) -> float | None:
         """Seconds left in all, never less than a millisecond; None without a limit."""
         return _remaining(self._deadline)
 
-    @property
-    def handshake_timeout(self) -> float:
-        """Seconds for the handshake of one attempt."""
-        return min(HANDSHAKE_TIMEOUT_S, self.remaining or HANDSHAKE_TIMEOUT_S)
+    def begin_attempt(self) -> float:
+        """Seconds for the handshake of the attempt that begins now."""
+        self._allowed = min(HANDSHAKE_TIMEOUT_S, self.remaining or HANDSHAKE_TIMEOUT_S)
+        return self._allowed
 
     @property
     def patience(self) -> float:
@@ -121,6 +131,8 @@ class Waiting:
             raise error
         delay = next(self._delays)
         if self._deadline is not None and time.monotonic() + delay >= self._deadline:
+            if self._allowed < TELLING_ATTEMPT_S and self._reported is not None:
+                reason = self._reported
             url = shown(self._url)
             raise TimeoutError(f"no policy server at {url} within {self._timeout:g} s: {reason}") from error
         if reason != self._reported:
@@ -134,7 +146,7 @@ class Waiting:
 
 
 def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> WebSocketConnection:
-    connection = open_websocket(url, headers, waiting.handshake_timeout)
+    connection = open_websocket(url, headers, waiting.begin_attempt())
     try:
         try:
             connection.read_greeting(waiting.patience)
