@@ -9,10 +9,10 @@ import relay
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    assert relay.__all__ == ["Codec", "Policy", "__version__"]
+    assert relay.__all__ == ["AsyncPolicy", "Codec", "Policy", "PolicyClient", "__version__"]
     assert relay.__all__ == sorted(relay.__all__)
     public = {name for name, value in vars(relay).items() if not name.startswith("_") and not is_module(value)}
-    assert public == {"Codec", "Policy"}
+    assert public == {"AsyncPolicy", "Codec", "Policy", "PolicyClient"}
 
 
 def test_importing_relay_loads_no_torch_and_no_server() -> None:

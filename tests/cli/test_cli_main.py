@@ -42,6 +42,11 @@ def test_a_wrong_port_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "port must be between 0 (any) and 65535, got 70000" in capsys.readouterr().err
 
 
+def test_a_negative_idle_timeout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "demo", "--idle-timeout", "-1"]) == 2
+    assert "idle_timeout must not be negative, got -1.0" in capsys.readouterr().err
+
+
 def test_help_loads_no_torch() -> None:
     script = (
         "import sys\n"

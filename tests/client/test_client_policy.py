@@ -148,6 +148,11 @@ def test_a_plain_refusal_in_place_of_metadata_says_why(opened: Opener) -> None:
         opened(metadata="go away")
 
 
+def test_an_error_map_in_place_of_metadata_says_why(opened: Opener) -> None:
+    with pytest.raises(RuntimeError, match=r"^no weights$"):
+        opened(metadata={"type": "error", "message": "no weights"})
+
+
 @pytest.mark.parametrize("frame", [b"\xc1", msgpack_numpy.pack([1])], ids=["not MessagePack", "not a map"])
 def test_a_first_frame_that_is_no_metadata_is_an_error(opened: Opener, frame: bytes) -> None:
     with pytest.raises(RuntimeError, match=r"robot\.example/ is no policy server"):
@@ -215,6 +220,11 @@ def test_one_log_line_says_that_frames_go_as_arrays(opened: Opener, caplog: pyte
     policy.infer(OBSERVATION)
     assert len(caplog.records) == 1
     assert "frames are sent as arrays" in caplog.text
+
+
+def test_arrays_that_were_asked_for_are_no_news(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    opened(relay=False, metadata={}, codec=Codec.RAW)
+    assert caplog.records == []
 
 
 def test_the_documented_metadata_is_proof_of_a_server_that_takes_jpeg(opened: Opener) -> None:

@@ -10,6 +10,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,6 +171,18 @@ def test_a_connect_timeout_ends_the_wait_and_says_for_what() -> None:
         TimeoutError, match=r"no policy server at ws://127\.0\.0\.1:\d+ within 0\.2 s: Connection refused"
     ):
         relay.Policy(f"ws://127.0.0.1:{free_port()}", connect_timeout=0.2)
+
+
+def test_a_last_attempt_without_time_does_not_hide_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(cold_start, "time", SimpleNamespace(monotonic=lambda: now))
+    waiting = cold_start.Waiting("ws://robot.example", timeout=5.0)
+    waiting.begin_attempt()
+    waiting.delay_after(ConnectionRefusedError(111, "Connection refused"))
+    now = 4.99
+    waiting.begin_attempt()
+    with pytest.raises(TimeoutError, match="within 5 s: Connection refused"):
+        waiting.delay_after(TimeoutError("timed out"))
 
 
 def test_a_connect_timeout_also_bounds_the_wait_for_metadata(servers: LoopbackServers) -> None:

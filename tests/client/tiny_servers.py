@@ -28,6 +28,13 @@ METADATA = {
     "action_dim": 2,
     "num_steps": 10,
 }
+VLLM_METADATA = {
+    "image_resolution": [224, 224],
+    "needs_session_id": False,
+    "action_space": "joint_position",
+    "action_horizon": 4,
+    "action_dim": 2,
+}
 ACTIONS = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 Behaviour = Callable[[ServerConnection], Awaitable[None]]
@@ -113,6 +120,23 @@ def openpi_server(policy: Callable[[dict[str, Any]], Any], metadata: dict[str, A
                 await websocket.close(1011, "Internal server error. Traceback included in previous frame.")
                 return
             await websocket.send(answer if isinstance(answer, str) else msgpack_numpy.pack(answer))
+
+    return behave
+
+
+def vllm_server(policy: Callable[[dict[str, Any]], Any], metadata: dict[str, Any] | None = None) -> Behaviour:
+    """vLLM-Omni's framing: bare arrays, a map that confirms a reset, error maps that leave the connection open."""
+
+    async def behave(websocket: ServerConnection) -> None:
+        await websocket.send(msgpack_numpy.pack(VLLM_METADATA if metadata is None else metadata))
+        while True:
+            observation = msgpack_numpy.unpack(await websocket.recv())  # pyright: ignore[reportArgumentType]
+            try:
+                reset = observation.get("endpoint") == "reset"
+                answer = {"status": "reset successful"} if reset else policy(observation)
+            except Exception as error:
+                answer = {"type": "error", "message": str(error)}
+            await websocket.send(msgpack_numpy.pack(answer))
 
     return behave
 

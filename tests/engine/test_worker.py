@@ -217,6 +217,53 @@ async def test_an_error_that_only_looks_alike_hurts_its_row_only(error: Exceptio
         assert not fatal
 
 
+class SessionEngine(RowEngine):
+    """Its sessions are functions, called when they are closed."""
+
+    def open_session(self) -> Any:
+        raise NotImplementedError
+
+    def close_session(self, session: Callable[[], Any]) -> None:
+        self.threads.append(threading.current_thread().name)
+        session()
+
+
+async def test_a_session_is_closed_in_the_device_thread_after_the_running_batch():
+    engine, go_on, order = SessionEngine(), threading.Event(), list[str]()
+
+    def row() -> Chunk:
+        assert go_on.wait(5)
+        order.append("batch")
+        return good()
+
+    async with started(lambda progress: engine) as (worker, _):
+        running = asyncio.create_task(worker.infer(rows(row)))
+        await asyncio.sleep(0.02)
+        worker.close_session(lambda: order.append("closed"))
+        go_on.set()
+        await running
+    assert order == ["batch", "closed"]
+    assert set(engine.threads) == {"relay-worker"}
+
+
+async def test_a_session_that_cannot_be_closed_is_logged_and_the_rest_goes_on(caplog: pytest.LogCaptureFixture):
+    async with started(lambda progress: SessionEngine()) as (worker, fatal):
+        await worker.ready()
+        worker.close_session(raising(ValueError("no such block")))
+        assert len((await worker.infer(rows(good))).rows) == 1
+        assert not fatal
+    assert "no such block" in caplog.text
+
+
+async def test_a_device_lost_while_a_session_is_closed_is_fatal():
+    async with started(lambda progress: SessionEngine()) as (worker, fatal):
+        await worker.ready()
+        worker.close_session(raising(LOST[0]))
+        with pytest.raises(DeviceFault):
+            await worker.infer(rows(good))
+        assert len(fatal) == 1
+
+
 async def test_stop_gives_up_on_a_batch_that_hangs():
     hang = threading.Event()
 

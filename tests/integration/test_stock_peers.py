@@ -139,6 +139,20 @@ def test_the_stock_client_drives_our_server(our_server: str, jpeg: tuple[Path, N
     assert saw["after_failure"] == "ConnectionClosedError"
 
 
+def test_the_stock_client_drives_the_vllm_endpoint(our_server: str) -> None:
+    command = [str(STOCK_PYTHON), "-W", "ignore", str(HERE / "stock_vllm_client.py"), our_server]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    saw = json.loads(finished.stdout)
+    expected = [np.array(look(FRAME), np.float32).tolist()] * 4
+
+    assert saw["metadata"]["action_horizon"] == 4
+    assert (saw["actions"], saw["dtype"], saw["last"]) == (expected, "float32", expected)
+    assert saw["refused"] == {"type": "error", "message": "state has 7 values; looking expects 3"}
+    assert saw["unknown"] == {"type": "error", "message": "Invalid request payload"}
+    assert saw["reset"] == {"status": "reset successful"}
+
+
 def test_the_stock_client_drives_the_demo_policy_a_hundred_times(demo_url: str) -> None:
     command = [str(STOCK_PYTHON), "-W", "ignore", str(HERE / "stock_demo_client.py"), demo_url]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -101,7 +101,11 @@ class FakeEngine:
                 return Chunk(np.zeros((2_000_000, 4), np.float32))
             case "groups":
                 return Chunk({"arm": actions[:, :2].copy(), "gripper": actions[:, 2:].copy()})
-        return Chunk(actions, notes=(Note("slow"),) if prepared.do == "note" else ())
+            case "note":
+                return Chunk(actions, notes=(Note("slow"),))
+            case "remark":
+                return Chunk(actions, notes=(Note("camera masked"),))
+        return Chunk(actions)
 
 
 @asynccontextmanager

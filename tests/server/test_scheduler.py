@@ -14,6 +14,7 @@ from fake_policy import SPEC, FakeEngine
 from relay.engine.worker import DeviceFault, Worker
 from relay.protocol.messages import Infer, Options
 from relay.server.scheduler import Answer, Scheduler, ServerFull
+from relay.server.sessions import Session
 from relay.server.settings import ServerSettings
 
 
@@ -35,9 +36,13 @@ def infer(value: float, **fields: str) -> Infer:
     return Infer({"state": np.full(3, value, np.float32), **fields})
 
 
+async def submit(scheduler: Scheduler, request: Infer) -> Answer:
+    return await scheduler.submit(request, Session("default"))
+
+
 async def queued(scheduler: Scheduler, *requests: Infer) -> list[asyncio.Task[Answer]]:
     """Submit in this order and come back when all are prepared and wait (one thread prepares in order)."""
-    tasks = [asyncio.create_task(scheduler.submit(request)) for request in requests]
+    tasks = [asyncio.create_task(submit(scheduler, request)) for request in requests]
     for _ in range(200):
         await asyncio.sleep(0.005)
         if scheduler.waiting >= len(requests):
@@ -49,7 +54,7 @@ async def queued(scheduler: Scheduler, *requests: Infer) -> list[asyncio.Task[An
 async def busy(engine: FakeEngine, scheduler: Scheduler) -> AsyncIterator[None]:
     """The device is taken by request 99 inside, and free again after."""
     engine.open.clear()
-    first = asyncio.create_task(scheduler.submit(infer(99)))
+    first = asyncio.create_task(submit(scheduler, infer(99)))
     await asyncio.to_thread(engine.began.wait, 5)
     yield
     engine.open.set()
@@ -59,7 +64,7 @@ async def busy(engine: FakeEngine, scheduler: Scheduler) -> AsyncIterator[None]:
 async def test_an_idle_device_takes_one_request_at_once():
     engine = FakeEngine()
     async with scheduling(engine) as scheduler:
-        answer = await scheduler.submit(infer(1))
+        answer = await submit(scheduler, infer(1))
         assert np.array_equal(answer.actions, np.ones((4, 3), np.float32))
         assert engine.batches == [[1]]
 
@@ -102,9 +107,9 @@ async def test_beyond_the_limit_a_request_is_refused_and_the_rest_is_answered():
         async with busy(engine, scheduler):
             (waiting,) = await queued(scheduler, infer(1))
             with pytest.raises(ServerFull, match="2 requests are waiting"):
-                await scheduler.submit(infer(2))
+                await submit(scheduler, infer(2))
         await waiting
-        await scheduler.submit(infer(3))
+        await submit(scheduler, infer(3))
 
 
 async def test_a_failing_row_raises_for_its_request_only():
@@ -119,14 +124,14 @@ async def test_a_failing_row_raises_for_its_request_only():
 async def test_an_error_that_no_future_can_carry_is_raised_all_the_same():
     async with scheduling(FakeEngine()) as scheduler:
         with pytest.raises((StopIteration, RuntimeError)):
-            await scheduler.submit(infer(1, do="stop iteration"))
+            await submit(scheduler, infer(1, do="stop iteration"))
 
 
 async def test_a_key_that_cannot_be_compared_fails_its_request_only():
     async with scheduling(FakeEngine()) as scheduler:
         with pytest.raises(TypeError, match="unhashable"):
-            await scheduler.submit(Infer({"state": np.zeros(3), "key": [1]}))
-        await scheduler.submit(infer(1))
+            await submit(scheduler, Infer({"state": np.zeros(3), "key": [1]}))
+        await submit(scheduler, infer(1))
 
 
 async def test_timings_add_up_to_the_time_spent():
@@ -143,15 +148,15 @@ async def test_timings_add_up_to_the_time_spent():
 
 async def test_notes_of_preparation_and_inference_come_together():
     async with scheduling(FakeEngine()) as scheduler:
-        notes = (await scheduler.submit(infer(1, do="note"))).notes
+        notes = (await submit(scheduler, infer(1, do="note"))).notes
         assert [note.text for note in notes] == ["prompt cut", "slow"]
 
 
 async def test_the_default_seed_reaches_the_engine():
     engine = FakeEngine()
     async with scheduling(engine, seed=5) as scheduler:
-        await scheduler.submit(infer(1))
-        await scheduler.submit(replace(infer(1), options=Options(seed=6)))
+        await submit(scheduler, infer(1))
+        await submit(scheduler, replace(infer(1), options=Options(seed=6)))
         assert [options.seed for options in engine.options] == [5, 6]
 
 
@@ -159,7 +164,7 @@ async def test_a_lost_device_fails_what_runs_and_what_waits():
     engine = FakeEngine()
     async with scheduling(engine) as scheduler:
         engine.open.clear()
-        tasks = [asyncio.create_task(scheduler.submit(infer(1, do="lose device")))]
+        tasks = [asyncio.create_task(submit(scheduler, infer(1, do="lose device")))]
         await asyncio.to_thread(engine.began.wait, 5)
         tasks += await queued(scheduler, infer(2), infer(3, key="b"))
         engine.open.set()

@@ -15,8 +15,10 @@ from fake_policy import DIM, HORIZON, FakeEngine, ask, client, dial, observation
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from relay.protocol.messages import Infer
 from relay.protocol.msgpack_numpy import pack, unpack
-from relay.server.sessions import Session, SessionTable
+from relay.server.scheduler import Answer, Scheduler
+from relay.server.sessions import Session
 
 STOCK_REASON = "Internal server error. Traceback included in previous frame."
 
@@ -346,14 +348,13 @@ async def test_beyond_the_connection_limit_the_server_says_1013_and_no_metadata(
 
 async def test_sessions_of_two_connections_are_apart(monkeypatch: pytest.MonkeyPatch):
     seen: list[tuple[str, bool]] = []
-    resume = SessionTable.resume
+    submit = Scheduler.submit
 
-    def recording(self: SessionTable, session_id: str) -> Session:
-        session = resume(self, session_id)
+    async def recording(self: Scheduler, request: Infer, session: Session, **options: Any) -> Answer:
         seen.append((session.id, session.fresh))
-        return session
+        return await submit(self, request, session, **options)
 
-    monkeypatch.setattr(SessionTable, "resume", recording)
+    monkeypatch.setattr(Scheduler, "submit", recording)
     async with running() as server, client(server) as first, client(server) as second:
         for websocket in (first, first, second):
             await ask(websocket, observation())

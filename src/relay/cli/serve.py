@@ -7,7 +7,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -52,6 +52,12 @@ class Serve:
     port: int = 8000
     """Port to listen on; 0 takes any free one."""
 
+    idle_timeout: float = 30.0
+    """Seconds without a message after which clients of vLLM-Omni's endpoint are closed; 0 for never."""
+
+    handshake: Literal["openpi", "roboarena"] = "openpi"
+    """First frame for OpenPI clients: the policy's metadata, or the six keys that RoboArena clients insist on."""
+
     def run(self) -> int:
         missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
         if missing:
@@ -62,7 +68,14 @@ class Serve:
         from relay.server.settings import ServerSettings
 
         try:
-            settings = ServerSettings(host=self.host, port=self.port, max_batch=self.max_batch, seed=self.seed)
+            settings = ServerSettings(
+                host=self.host,
+                port=self.port,
+                max_batch=self.max_batch,
+                handshake=self.handshake,
+                idle_timeout=self.idle_timeout,
+                seed=self.seed,
+            )
             registry.checkpoint_folder(self.model, self.checkpoint)
         except ValueError as error:
             return _fail(str(error))

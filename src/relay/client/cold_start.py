@@ -1,10 +1,11 @@
-"""Waiting for a policy server that is not there yet: which failures pass, how long between attempts, what to log."""
+"""Connecting to a policy server that may still be starting: which failures pass, how long to wait, what to log."""
 
 from __future__ import annotations
 
 import logging
 import random
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -19,6 +20,9 @@ FIRST_DELAY_S: Final = 0.25
 LONGEST_DELAY_S: Final = 5.0
 PATIENCE_S: Final = 10.0
 """An open connection without metadata is worth a log line after this time."""
+
+TELLING_ATTEMPT_S: Final = 0.1
+"""A last attempt that had less time than this fails for want of time, which says nothing about the server."""
 
 _PASSING_STATUS: Final = frozenset({429, 502, 503, 504})
 _PASSING_CLOSE: Final = frozenset({1012, 1013})  # server restarting, server full
@@ -36,33 +40,119 @@ def connect_when_ready(url: str, headers: Mapping[str, str], timeout: float | No
         TimeoutError: naming the last reason, after `timeout` seconds.
         websockets.exceptions.InvalidStatus, OSError and others: what waiting does not cure.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
-    reported: str | None = None
-    for delay in _delays():
+    waiting = Waiting(url, timeout)
+    while True:
         try:
-            return _attempt(url, headers, deadline)
+            return _attempt(url, headers, waiting)
         except Exception as error:
-            reason = _passing_reason(error)
-            if reason is None:
-                raise
-            if deadline is not None and time.monotonic() + delay >= deadline:
-                raise TimeoutError(f"no policy server at {shown(url)} within {timeout:g} s: {reason}") from error
-        if reason != reported:
-            logger.warning("waiting for a policy server at %s: %s", shown(url), reason)
-            reported = reason
+            delay = waiting.delay_after(error)
         time.sleep(delay)
-    raise AssertionError("delays never end")
 
 
-def _attempt(url: str, headers: Mapping[str, str], deadline: float | None) -> WebSocketConnection:
-    connection = open_websocket(url, headers, min(HANDSHAKE_TIMEOUT_S, _remaining(deadline) or HANDSHAKE_TIMEOUT_S))
+def connect_once(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+    """Connect and read the metadata frame, without trying again; one log line says so if that takes long.
+
+    Args:
+        timeout: seconds to wait in all; None waits for the server's answer as long as it takes, and 10 s for TCP.
+
+    Raises:
+        websockets.exceptions.InvalidStatus: the server answered with another HTTP status.
+        OSError: naming the address, if the server cannot be reached or does not speak WebSocket; `TimeoutError` if it
+            did not answer in time.
+        websockets.exceptions.ConnectionClosed: the server hung up before its metadata.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    reminder = threading.Timer(PATIENCE_S, logger.warning, ("waiting for %s to be ready", shown(url)))
+    reminder.daemon = True
+    reminder.start()
     try:
-        remaining = _remaining(deadline)
+        connection = _open_once(url, headers, timeout)
         try:
-            connection.read_greeting(PATIENCE_S if remaining is None else min(PATIENCE_S, remaining))
-        except TimeoutError:
-            logger.warning("connected to %s; waiting for its policy to be ready", shown(url))
             connection.read_greeting(_remaining(deadline))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    except TimeoutError as error:
+        seconds = HANDSHAKE_TIMEOUT_S if timeout is None else timeout
+        raise TimeoutError(f"no answer from {shown(url)} within {seconds:g} s") from error
+    finally:
+        reminder.cancel()
+
+
+def _open_once(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+    """`open_websocket`, whose errors then name the address and are `OSError` if the server cannot be reached."""
+    try:
+        return open_websocket(url, headers, timeout)
+    except (TimeoutError, ssl.SSLError):
+        raise
+    except (InvalidMessage, EOFError, ConnectionClosed) as error:
+        raise ConnectionError(f"{shown(url)} did not answer as a WebSocket server does: {error}") from error
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror or error}: {shown(url)}") from error
+
+
+class Waiting:
+    """How long to wait for the server at `url`, what for, and what to say about it; does no waiting itself."""
+
+    def __init__(self, url: str, timeout: float | None) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._delays = _delays()
+        self._reported: str | None = None
+        self._allowed = 0.0
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds left in all, never less than a millisecond; None without a limit."""
+        return _remaining(self._deadline)
+
+    def begin_attempt(self) -> float:
+        """Seconds for the handshake of the attempt that begins now."""
+        self._allowed = min(HANDSHAKE_TIMEOUT_S, self.remaining or HANDSHAKE_TIMEOUT_S)
+        return self._allowed
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for the metadata before saying so."""
+        remaining = self.remaining
+        return PATIENCE_S if remaining is None else min(PATIENCE_S, remaining)
+
+    def delay_after(self, error: Exception) -> float:
+        """Seconds until the next attempt after one that failed with `error`.
+
+        Raises:
+            TimeoutError: naming the reason, if no time is left for another attempt.
+            Exception: `error` itself, if waiting does not cure it.
+        """
+        reason = _passing_reason(error)
+        if reason is None:
+            raise error
+        delay = next(self._delays)
+        if self._deadline is not None and time.monotonic() + delay >= self._deadline:
+            if self._allowed < TELLING_ATTEMPT_S and self._reported is not None:
+                reason = self._reported
+            url = shown(self._url)
+            raise TimeoutError(f"no policy server at {url} within {self._timeout:g} s: {reason}") from error
+        if reason != self._reported:
+            logger.warning("waiting for a policy server at %s: %s", shown(self._url), reason)
+            self._reported = reason
+        return delay
+
+    def say_connected(self) -> None:
+        """Log that the metadata is waited for."""
+        logger.warning("connected to %s; waiting for its policy to be ready", shown(self._url))
+
+
+def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> WebSocketConnection:
+    connection = open_websocket(url, headers, waiting.begin_attempt())
+    try:
+        try:
+            connection.read_greeting(waiting.patience)
+        except TimeoutError:
+            waiting.say_connected()
+            connection.read_greeting(waiting.remaining)
     except BaseException:
         connection.close()
         raise

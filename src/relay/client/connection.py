@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, SecurityError
+from websockets.http11 import Response
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
@@ -83,10 +84,8 @@ class WebSocketConnection:
         self._open = ExitStack()
         self._open.enter_context(websocket)
         self._relay = websocket.subprotocol == SUBPROTOCOL
-        if self._relay and hasattr(socket, "TCP_USER_TIMEOUT"):
-            # A link that dies in the middle of an upload leaves no pong to wait for. Not for a stock server: while it
-            # infers, it takes in no more than its socket holds.
-            websocket.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * PING_TIMEOUT_S))
+        if self._relay:
+            limit_standstill(websocket.socket)
         self._greeting: Greeting | None = None
         self._owed = 1  # replies that the server still owes us; the first frame is the first
         self._late = 0
@@ -106,8 +105,7 @@ class WebSocketConnection:
         """
         first_frame = self._receive(timeout)
         self._owed -= 1
-        response = self._websocket.response
-        headers = {name.lower(): value for name, value in response.headers.raw_items()} if response else {}
+        headers = response_headers(self._websocket.response)
         self._greeting = Greeting(self._url, self._relay, headers, first_frame)
 
     @property
@@ -199,30 +197,65 @@ class WebSocketConnection:
             socket.socket.shutdown(self._websocket.socket, socket.SHUT_RDWR)
 
 
-def open_websocket(url: str, headers: Mapping[str, str], timeout: float) -> WebSocketConnection:
+def open_websocket(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
     """Connect once, following redirects; a redirect to another origin takes none of the caller's headers along.
 
     Args:
-        timeout: seconds for TCP, TLS and upgrade together, redirects included.
+        timeout: seconds for TCP, TLS and upgrade together, redirects included. None waits for the answer to the
+            upgrade as long as it takes: a proxy may hold it back until a server has started.
 
     Raises:
         websockets.exceptions.InvalidURI: not a ws:// or wss:// URL.
         websockets.exceptions.InvalidStatus: the server answered the upgrade with another HTTP status.
         OSError: no connection; `TimeoutError` after `timeout` seconds.
     """
-    deadline = monotonic() + timeout
+    deadline = None if timeout is None else monotonic() + timeout
     for _ in range(MAX_REDIRECTS + 1):
         try:
             return WebSocketConnection(_upgrade(url, headers, deadline), url)
         except Exception as error:
-            target = _redirect_target(url, error)
-            if target is None:
-                raise
-            if _origin(target) != _origin(url):
-                # `websockets` would keep all but three names, so that an X-API-Key would reach a stranger.
-                headers = {}
-            url = target
-    raise SecurityError(f"more than {MAX_REDIRECTS} redirects, the last to {shown(url)}")
+            url, headers = redirected(url, headers, error)
+    raise too_many_redirects(url)
+
+
+def redirected(url: str, headers: Mapping[str, str], error: Exception) -> tuple[str, Mapping[str, str]]:
+    """Where a failed upgrade sends the caller, and the headers to take along; raises `error` if it is no redirect."""
+    target = _redirect_target(url, error)
+    if target is None:
+        raise error
+    # To another origin `websockets` would keep all but three names, so that an X-API-Key would reach a stranger.
+    return target, headers if _origin(target) == _origin(url) else {}
+
+
+def too_many_redirects(url: str) -> SecurityError:
+    return SecurityError(f"more than {MAX_REDIRECTS} redirects, the last to {shown(url)}")
+
+
+def upgrade_options(headers: Mapping[str, str]) -> dict[str, Any]:
+    """What both of `websockets`' clients are told, besides URL, socket and time."""
+    return {
+        "subprotocols": [Subprotocol(SUBPROTOCOL)],
+        "compression": None,
+        "additional_headers": dict(headers),
+        "ping_interval": None,
+        "close_timeout": CLOSE_TIMEOUT_S,
+        "max_size": None,
+    }
+
+
+def response_headers(response: Response | None) -> dict[str, str]:
+    """The headers of a handshake's response, with lower-case names."""
+    return {name.lower(): value for name, value in response.headers.raw_items()} if response else {}
+
+
+def limit_standstill(sock: socket.socket) -> None:
+    """End the connection if an upload stands still for as long as a pong may take.
+
+    A link that dies in the middle of an upload leaves no pong to wait for. Not for a stock server: while it infers, it
+    takes in no more than its socket holds.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * PING_TIMEOUT_S))
 
 
 def shown(url: str) -> str:
@@ -231,33 +264,27 @@ def shown(url: str) -> str:
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _upgrade(url: str, headers: Mapping[str, str], deadline: float) -> ClientConnection:
+def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None) -> ClientConnection:
     """TCP, TLS and the opening handshake on a socket of our own.
 
     With a socket given, every release from 13 to 17 leaves environment proxies alone and follows no redirect.
     """
     address = parse_uri(url)
-    sock = socket.create_connection((address.host, address.port), timeout=_remaining(deadline))
+    sock = socket.create_connection((address.host, address.port), timeout=remaining(deadline) or HANDSHAKE_TIMEOUT_S)
     try:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connect(
-            url,
-            sock=sock,
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
-            compression=None,
-            additional_headers=dict(headers),
-            open_timeout=_remaining(deadline),
-            ping_interval=None,
-            close_timeout=CLOSE_TIMEOUT_S,
-            max_size=None,
-        )
+        options = upgrade_options(headers)
+        return cast("ClientConnection", connect(url, sock=sock, open_timeout=remaining(deadline), **options))
     except BaseException:
         sock.close()
         raise
 
 
-def _remaining(deadline: float) -> float:
+def remaining(deadline: float | None) -> float | None:
+    """Seconds until a deadline of `time.monotonic()`; raises `TimeoutError` when it has passed."""
+    if deadline is None:
+        return None
     seconds = deadline - monotonic()
     if seconds <= 0:
         raise TimeoutError("timed out while opening the connection")

@@ -129,7 +129,10 @@ def _read_metadata(greeting: Greeting) -> dict[str, Any]:
         raise RuntimeError(
             f"{shown(greeting.url)} is no policy server: its first frame is a {type(metadata).__name__}, not a map"
         )
-    return cast("dict[str, Any]", metadata)
+    result = cast("dict[str, Any]", metadata)
+    if result.get("type") == "error":
+        raise RuntimeError(str(result.get("message") or result.get("error") or result))
+    return result
 
 
 def _image_formats(greeting: Greeting, kind: PeerKind) -> frozenset[str]:

@@ -27,6 +27,7 @@ class PolicySpec:
         image_resolution: (height, width) that frames are resized to.
         supported_options: names of the fields of `Options` that `infer` honours; a request with any other is refused.
         metadata: further keys for the OpenPI handshake, merged over the six standard ones.
+        handshake: the family's vLLM-Omni handshake (`policy_server_config`); empty takes what the other fields tell.
     """
 
     model: str
@@ -39,6 +40,7 @@ class PolicySpec:
     image_resolution: tuple[int, int] = (224, 224)
     supported_options: frozenset[str] = frozenset({"num_steps", "seed", "noise"})
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    handshake: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,17 @@ class Prepared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One row of a device batch: a prepared observation with the options it came with."""
+    """One row of a device batch.
+
+    Attributes:
+        prepared: what `Engine.prepare` made of the observation.
+        options: what the request asks for besides.
+        session: what `StatefulEngine.open_session` made for its session; None for engines without sessions.
+    """
 
     prepared: Any
     options: Options
+    session: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +125,20 @@ class Engine(Protocol):
 
     def warm_up(self, progress: Progress) -> None:
         """Compile, capture and touch every prepared shape, so that no request pays for it; device thread only."""
+        ...
+
+
+class StatefulEngine(Engine, Protocol):
+    """An engine that remembers a session's earlier observations; the server asks whether it has these methods.
+
+    The requests of one session reach `infer` one at a time and in their order. `infer` changes a session only for rows
+    that it answers with finite actions: a request that failed has left no trace, and may be run again.
+    """
+
+    def open_session(self) -> Any:
+        """The memory of a session that starts fresh: a cheap object, filled by `infer`; event loop's thread."""
+        ...
+
+    def close_session(self, session: Any) -> None:
+        """Free what the session holds; device thread, between batches."""
         ...

@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from relay.engine.base import Chunk, Engine, Failure, Progress, Work
+from relay.engine.base import Chunk, Engine, Failure, Progress, StatefulEngine, Work
 
 LoadEngine: TypeAlias = Callable[[Progress], Engine]
 """Loads a policy onto the device, reporting a phase and the share done; called once, in the worker's thread."""
@@ -69,7 +69,7 @@ class Worker:
         self._load = load
         self._on_fatal = on_fatal
         self._status = WorkerStatus("starting")
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | _Closing | None] = queue.SimpleQueue()
         self._fatal: LoadFailed | DeviceFault | None = None
         # A daemon, because a load or a kernel that hangs must not keep a stopping server alive.
         self._thread = threading.Thread(target=self._run, name="relay-worker", daemon=True)
@@ -122,6 +122,10 @@ class Worker:
         self._jobs.put(_Job(batch, answer))
         return await answer
 
+    def close_session(self, session: Any) -> None:
+        """Have the engine free a session that it opened, after the batch that runs now."""
+        self._jobs.put(_Closing(session))
+
     async def stop(self, timeout: float) -> bool:
         """Let the running batch finish, for at most `timeout` seconds; True if the thread has ended."""
         self._jobs.put(None)
@@ -143,11 +147,14 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             started = perf_counter()
             try:
+                if isinstance(job, _Closing):
+                    _close_session(engine, job.session)
+                    continue
                 rows = _answer_rows(engine, job.batch)
             except BaseException as error:
                 fault = DeviceFault(f"the device is lost after {type(error).__name__}: {error}")
                 fault.__cause__ = error
-                self._post(self._fail, fault, job.answer)
+                self._post(self._fail, fault, job.answer if isinstance(job, _Job) else None)
                 return
             self._post(_resolve, job.answer, BatchAnswer(rows, started, perf_counter()))
 
@@ -173,7 +180,7 @@ class Worker:
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._jobs.get_nowait()
-                futures += [] if job is None else [job.answer]
+                futures += [job.answer] if isinstance(job, _Job) else []
         for future in futures:
             if not future.done():
                 future.set_exception(fatal)
@@ -184,6 +191,11 @@ class Worker:
 class _Job:
     batch: Sequence[Work]
     answer: asyncio.Future[BatchAnswer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Closing:
+    session: Any
 
 
 def _resolve(answer: asyncio.Future[BatchAnswer], value: BatchAnswer) -> None:
@@ -205,6 +217,15 @@ def _answer_rows(engine: Engine, batch: Sequence[Work]) -> list[Chunk | Failure]
             return [_answer_rows(engine, [row])[0] for row in batch]
         return [Failure(error)]
     return [_checked(row) for row in rows]
+
+
+def _close_session(engine: Engine, session: Any) -> None:
+    try:
+        cast(StatefulEngine, engine).close_session(session)
+    except Exception as error:
+        if _loses_device(error):
+            raise
+        logger.exception("a session could not be closed")
 
 
 def _checked(row: Chunk | Failure) -> Chunk | Failure:

@@ -12,6 +12,7 @@ import gc
 import importlib
 import logging
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -75,6 +76,7 @@ class Server:
         self._settings = settings or ServerSettings()
         self._worker = Worker(load_engine, self._on_fatal)
         self._scheduler = Scheduler(self._worker, self._settings)
+        self._instance_id = secrets.token_hex(8)
         self._connections: dict[ServerConnection, asyncio.Task[Any]] = {}
         self._failure: LoadFailed | DeviceFault | None = None
         self._listener: Listener
@@ -97,7 +99,7 @@ class Server:
             select_subprotocol=_select_subprotocol,
             compression=None,  # as openpi: deflating camera frames takes longer than sending them
             process_request=self._process_request,
-            process_response=_add_headers,
+            process_response=self._add_headers,
             server_header="relay",
             ping_interval=None,  # see keepalive.py
             close_timeout=CLOSE_TIMEOUT_S,
@@ -167,7 +169,8 @@ class Server:
             return
         assert websocket.request is not None
         relay_client = websocket.subprotocol == SUBPROTOCOL
-        dialect = dialect_for(websocket.request.path, self._settings, relay_client)
+        path = websocket.request.path
+        dialect = dialect_for(path, self._settings, relay_client=relay_client, instance_id=self._instance_id)
         task = asyncio.current_task()
         assert task is not None
         self._connections[websocket] = task
@@ -186,6 +189,13 @@ class Server:
         if not serves(request.path):
             return connection.respond(HTTPStatus.NOT_FOUND, "No policy is served at this path.\n")
         return None
+
+    def _add_headers(self, connection: ServerConnection, _: Request, response: Response) -> None:
+        """Tell a relay client whom it speaks to and what it may send: OpenPI's metadata have no place for that."""
+        if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS and connection.subprotocol == SUBPROTOCOL:
+            response.headers["Relay-Codecs"] = ", ".join(IMAGE_FORMATS)
+            response.headers["Relay-Max-Payload"] = str(MAX_MESSAGE_BYTES)
+            response.headers["Relay-Instance"] = self._instance_id
 
     def _on_fatal(self, failure: LoadFailed | DeviceFault) -> None:
         self._failure = failure
@@ -282,10 +292,3 @@ async def _cancel_leftovers() -> None:
 
 def _select_subprotocol(_: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
     return Subprotocol(SUBPROTOCOL) if SUBPROTOCOL in offered else None
-
-
-def _add_headers(connection: ServerConnection, _: Request, response: Response) -> None:
-    """Tell a relay client what it may send; it reads neither from the metadata, which stay OpenPI's."""
-    if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS and connection.subprotocol == SUBPROTOCOL:
-        response.headers["Relay-Codecs"] = ", ".join(IMAGE_FORMATS)
-        response.headers["Relay-Max-Payload"] = str(MAX_MESSAGE_BYTES)

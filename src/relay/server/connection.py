@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
@@ -18,6 +18,7 @@ from relay.engine.worker import DeviceFault, LoadFailed, Worker
 from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS
 from relay.protocol.messages import Infer, Reset, decode_request
 from relay.server.dialects import Dialect, Reply
+from relay.server.idle import QuietTime, close_when_idle
 from relay.server.keepalive import keep_alive, send_promptly
 from relay.server.remarks import Remarks
 from relay.server.scheduler import Scheduler
@@ -48,20 +49,23 @@ async def serve_connection(
     When the client vanishes, its requests leave the queue. When `stopping` is set, the requests already taken are
     answered before the connection is closed with the goodbye.
     """
-    turns: _Turns = asyncio.Queue()
-    room = asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS)
-    reader = asyncio.create_task(_receive(websocket, dialect, scheduler, turns, room))
-    writer = asyncio.create_task(_reply(websocket, dialect, worker, turns, room))
-    pinger = asyncio.create_task(keep_alive(websocket))
+    client = _Client(_peer(websocket), dialect, SessionTable(worker.close_session))
+    flow = _Flow()
+    reader = asyncio.create_task(_receive(websocket, client, scheduler, flow))
+    writer = asyncio.create_task(_reply(websocket, dialect, worker, flow))
+    watchers = [asyncio.create_task(keep_alive(websocket))]
+    if dialect.idle_timeout:
+        watchers.append(asyncio.create_task(close_when_idle(websocket, flow.quiet, dialect.idle_timeout)))
     try:
         await asyncio.wait({reader, writer, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             if worker.engine is not None:
-                await _finish(websocket, reader, writer, turns)
+                await _finish(websocket, reader, writer, flow)
             await websocket.close(stopping.result().code, stopping.result().reason)
     finally:
-        await _cancel([reader, writer, pinger, *_outstanding(turns)])
-    for task in (reader, writer, pinger):
+        await _cancel([reader, writer, *watchers, *_outstanding(flow)])
+        client.sessions.clear()
+    for task in (reader, writer, *watchers):
         if not task.cancelled() and not isinstance(task.exception(), (ConnectionClosed, LoadFailed, DeviceFault)):
             task.result()  # raises what nobody foresaw, for the listener to log and close with 1011
 
@@ -74,8 +78,13 @@ class _Turn:
     outcome: asyncio.Task[Reply | Reset]
 
 
-_Turns: TypeAlias = "asyncio.Queue[_Turn | None]"
-"""Requests in flight, oldest first; None after the last."""
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """What reader and writer share: requests in flight, oldest first (None after the last), and the room for more."""
+
+    turns: asyncio.Queue[_Turn | None] = field(default_factory=lambda: asyncio.Queue[_Turn | None]())
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS))
+    quiet: QuietTime = field(default_factory=QuietTime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +93,17 @@ class _Client:
 
     peer: str
     dialect: Dialect
-    sessions: SessionTable = field(default_factory=SessionTable)
+    sessions: SessionTable
     remarks: Remarks = field(default_factory=Remarks)
 
 
-async def _receive(
-    websocket: ServerConnection, dialect: Dialect, scheduler: Scheduler, turns: _Turns, room: asyncio.Semaphore
-) -> None:
+async def _receive(websocket: ServerConnection, client: _Client, scheduler: Scheduler, flow: _Flow) -> None:
     """Start a task for every message; stop reading while as many are outstanding as a connection may have."""
-    client = _Client(_peer(websocket), dialect)
     while True:
-        await room.acquire()
+        await flow.room.acquire()
         message = await websocket.recv()
-        turns.put_nowait(_Turn(perf_counter(), asyncio.create_task(_answer(message, client, scheduler))))
+        flow.quiet.owe()
+        flow.turns.put_nowait(_Turn(perf_counter(), asyncio.create_task(_answer(message, client, scheduler))))
 
 
 async def _answer(message: str | bytes, client: _Client, scheduler: Scheduler) -> Reply | Reset:
@@ -109,23 +116,22 @@ async def _answer(message: str | bytes, client: _Client, scheduler: Scheduler) -
             client.sessions.clear()
             return request
         case Infer():
-            session = client.sessions.resume(request.session_id)
-            answer = await scheduler.submit(request, notes_travel=client.dialect.notes_travel(request))
-            client.sessions.mark_seen(session)
+            with client.sessions.request(request.session_id) as session:
+                notes_travel = client.dialect.notes_travel(request)
+                answer = await scheduler.submit(request, session, notes_travel=notes_travel)
             client.remarks.log_ignored(answer.ignored, client.peer)
             notes = client.remarks.fresh(session, answer.notes)
             parse_ms, infer_ms = (decoded - started) * 1e3, (perf_counter() - decoded) * 1e3
             return Reply(request, answer, notes, parse_ms, infer_ms)
 
 
-async def _reply(
-    websocket: ServerConnection, dialect: Dialect, worker: Worker, turns: _Turns, room: asyncio.Semaphore
-) -> None:
+async def _reply(websocket: ServerConnection, dialect: Dialect, worker: Worker, flow: _Flow) -> None:
     """Greet, then send one reply for each turn, until the last turn or a failure that ends the connection."""
     engine = await worker.ready()
     await send_promptly(websocket, dialect.greeting(engine.spec))
+    flow.quiet.settle()
     prev_total_ms: float | None = None
-    while (turn := await turns.get()) is not None:
+    while (turn := await flow.turns.get()) is not None:
         close = None
         try:
             match await turn.outcome:
@@ -141,24 +147,25 @@ async def _reply(
             await websocket.close(*close)
             return
         prev_total_ms = (perf_counter() - turn.arrived) * 1e3
-        room.release()
+        flow.quiet.settle()
+        flow.room.release()
 
 
 async def _finish(
-    websocket: ServerConnection, reader: asyncio.Task[None], writer: asyncio.Task[None], turns: _Turns
+    websocket: ServerConnection, reader: asyncio.Task[None], writer: asyncio.Task[None], flow: _Flow
 ) -> None:
     """Take what is on its way, answer all that was taken; give up when the connection is closed under it."""
     await asyncio.wait({reader, writer}, timeout=LAST_CALL_S, return_when=asyncio.FIRST_COMPLETED)
     reader.cancel()
-    turns.put_nowait(None)
+    flow.turns.put_nowait(None)
     closed = asyncio.create_task(websocket.wait_closed())
     await asyncio.wait({writer, closed}, return_when=asyncio.FIRST_COMPLETED)
     await _cancel([closed])
 
 
-def _outstanding(turns: _Turns) -> Iterable[asyncio.Task[Reply | Reset]]:
-    while not turns.empty():
-        if (turn := turns.get_nowait()) is not None:
+def _outstanding(flow: _Flow) -> Iterable[asyncio.Task[Reply | Reset]]:
+    while not flow.turns.empty():
+        if (turn := flow.turns.get_nowait()) is not None:
             yield turn.outcome
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from relay.engine.base import PolicySpec
+from relay.protocol.errors import InvalidPayload, ObservationError
+from relay.protocol.limits import MAX_MESSAGE_BYTES
 from relay.protocol.messages import Infer, encode_bare, encode_reply
 from relay.protocol.msgpack_numpy import pack
 from relay.server.scheduler import Answer, ServerFull
@@ -18,6 +20,7 @@ from relay.server.settings import ServerSettings
 from relay.server.tracebacks import sanitized, sentence
 
 VLLM_PATH = "/v1/realtime/robot/openpi"
+"""As vllm-omni: docs/serving/openpi_api.md; with or without a prefix, such as a model's name."""
 
 STOCK_CLOSE_REASON = "Internal server error. Traceback included in previous frame."
 """As openpi: src/openpi/serving/websocket_policy_server.py."""
@@ -55,6 +58,11 @@ class Refusal:
 class Dialect(Protocol):
     """The conventions of one path."""
 
+    @property
+    def idle_timeout(self) -> float:
+        """Seconds after which a client that sends nothing is closed, though no answer is owed to it; 0 for never."""
+        ...
+
     def greeting(self, spec: PolicySpec) -> str | bytes:
         """The first frame, sent when the policy can serve."""
         ...
@@ -81,9 +89,9 @@ class Dialect(Protocol):
 
 
 def serves(path: str) -> bool:
-    """Whether a WebSocket may be opened at this path; what is reserved under `/v1/` is not served."""
+    """Whether a WebSocket may be opened at this path; of what begins with `/v1/` only vLLM-Omni's robot endpoint is."""
     path = _bare(path)
-    return not (path == "/v1" or path.startswith("/v1/") or path.endswith(VLLM_PATH))
+    return path.endswith(VLLM_PATH) or not (path == "/v1" or path.startswith("/v1/"))
 
 
 def is_health_check(path: str) -> bool:
@@ -91,10 +99,16 @@ def is_health_check(path: str) -> bool:
     return _bare(path) == "/healthz"
 
 
-def dialect_for(path: str, settings: ServerSettings, relay_client: bool) -> Dialect:
-    """The dialect of a served path. Every path that is not reserved is OpenPI's, whose own server ignores the path."""
-    del path  # one dialect so far
-    return OpenPIDialect(settings.tracebacks, relay_client)
+def dialect_for(path: str, settings: ServerSettings, *, relay_client: bool, instance_id: str) -> Dialect:
+    """The dialect of a served path: vLLM-Omni's for its endpoint, OpenPI's for all others, whose own server takes any.
+
+    Args:
+        relay_client: the client selected the `relay.v1` subprotocol.
+        instance_id: which process answers, for clients that may meet several behind one address.
+    """
+    if _bare(path).endswith(VLLM_PATH):
+        return VllmDialect(settings, instance_id)
+    return OpenPIDialect(settings, relay_client)
 
 
 class OpenPIDialect:
@@ -104,16 +118,21 @@ class OpenPIDialect:
     client (dreamzero: eval_utils/policy_client.py) and is answered with the bare actions.
 
     Args:
-        tracebacks: whether a failure's text holds a traceback, or the sentence and the error id only.
+        settings: the greeting's form, and whether a failure's text holds a traceback or sentence and error id only.
         relay_client: the client selected the `relay.v1` subprotocol, so its replies hold timings per stage.
     """
 
-    def __init__(self, tracebacks: bool, relay_client: bool) -> None:
-        self._tracebacks = tracebacks
+    idle_timeout = 0.0
+
+    def __init__(self, settings: ServerSettings, relay_client: bool) -> None:
+        self._handshake = settings.handshake
+        self._tracebacks = settings.tracebacks
         self._relay_client = relay_client
 
     def greeting(self, spec: PolicySpec) -> bytes:
-        """The policy's metadata: six standard keys, then the checkpoint's own."""
+        """The policy's metadata: six standard keys, then the checkpoint's own; or RoboArena's keys alone."""
+        if self._handshake == "roboarena":
+            return pack(_roboarena_handshake(spec))
         standard = {
             "model": spec.model,
             "cameras": list(spec.cameras),
@@ -131,15 +150,14 @@ class OpenPIDialect:
     def actions(self, reply: Reply, prev_total_ms: float | None) -> bytes:
         """A map of actions and timings in milliseconds, or the bare actions for RoboArena.
 
-        `server_timing` splits what `parse_ms` and `infer_ms` sum up: `infer_ms` is `prepare_ms`, `queue_ms`, `model_ms`
-        and the hand-over between threads. `encode_ms` is the encoding of the actions, the part whose size the policy
-        decides, measured before the map is packed.
+        `server_timing` splits what `parse_ms` and `infer_ms` sum up: `infer_ms` is `prepare_ms`, `queue_ms`,
+        `model_ms`, the hand-over between threads and, if the policy remembers, what it still had to do for the session.
+        `encode_ms` is the encoding of the actions, the part whose size the policy decides, measured before the map is
+        packed.
         """
         answer = reply.answer
         if reply.request.endpoint_named:
-            if reply.notes:
-                logger.info("notes that a bare reply cannot carry: %s", "; ".join(reply.notes))
-            return encode_bare(answer.actions)
+            return _bare_actions(reply)
         server_timing = {"infer_ms": reply.infer_ms, "parse_ms": reply.parse_ms}
         if prev_total_ms is not None:
             server_timing["prev_total_ms"] = prev_total_ms
@@ -163,6 +181,75 @@ class OpenPIDialect:
         if self._tracebacks:
             return Refusal(sanitized(error, error_id), close)
         return Refusal(f"{sentence(error)} [error {error_id}]", close)
+
+
+class VllmDialect:
+    """Bare actions, failures as maps in one sentence; the connection stays open. Nothing tells of the server's insides.
+
+    As vllm-omni: vllm_omni/entrypoints/openpi/connection.py and docs/serving/openpi_api.md, except that a text or empty
+    frame is answered too: there it is dropped, and its sender waits for ever.
+
+    Args:
+        settings: how long a client may be quiet.
+        instance_id: which process answers.
+    """
+
+    def __init__(self, settings: ServerSettings, instance_id: str) -> None:
+        self.idle_timeout = settings.idle_timeout
+        self._instance_id = instance_id
+
+    def greeting(self, spec: PolicySpec) -> bytes:
+        """`policy_server_config` as the policy's family states it, and what every server of ours tells about itself."""
+        config = dict(spec.handshake) or {
+            **_roboarena_handshake(spec),
+            "action_horizon": spec.action_horizon,
+            "action_dim": spec.action_dim,
+        }
+        return pack({**config, "instance_id": self._instance_id, "max_payload_bytes": MAX_MESSAGE_BYTES})
+
+    def notes_travel(self, request: Infer) -> bool:
+        """Clients read any further key of a reply as an action group."""
+        return False
+
+    def actions(self, reply: Reply, prev_total_ms: float | None) -> bytes:
+        """One array, or a map of action groups, and nothing else."""
+        return _bare_actions(reply)
+
+    def reset_done(self) -> bytes:
+        """The status map."""
+        return pack({"status": "reset successful"})
+
+    def refusal(self, error: Exception, error_id: str) -> Refusal:
+        """A map of one sentence; the error id stays in the log."""
+        if isinstance(error, InvalidPayload):
+            message = "Invalid request payload"
+        elif isinstance(error, (ObservationError, ServerFull)):
+            message = sentence(error)
+        else:
+            message = "Internal inference error"
+        return Refusal(pack({"type": "error", "message": message}), close=None)
+
+
+def _roboarena_handshake(spec: PolicySpec) -> dict[str, Any]:
+    """RoboArena's six keys with its own defaults; its client refuses a greeting that has any other.
+
+    As roboarena: roboarena/policy_server.py (`PolicyServerConfig`).
+    """
+    defaults: dict[str, Any] = {
+        "image_resolution": list(spec.image_resolution),
+        "n_external_cameras": 1,
+        "needs_wrist_camera": True,
+        "needs_stereo_camera": False,
+        "needs_session_id": False,
+        "action_space": "joint_position",
+    }
+    return {key: spec.handshake.get(key, default) for key, default in defaults.items()}
+
+
+def _bare_actions(reply: Reply) -> bytes:
+    if reply.notes:
+        logger.info("notes that a bare reply cannot carry: %s", "; ".join(reply.notes))
+    return encode_bare(reply.answer.actions)
 
 
 def _bare(path: str) -> str:

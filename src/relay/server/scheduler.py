@@ -14,12 +14,14 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any, TypeGuard
 
-from relay.engine.base import Chunk, Engine, Failure, Note, Work
+from relay.engine.base import Chunk, Engine, Failure, Note, StatefulEngine, Work
 from relay.engine.worker import LoadFailed, Worker
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Actions, Infer, Observation, Options
 from relay.server.options import admit
+from relay.server.sessions import Session
 from relay.server.settings import ServerSettings
 
 
@@ -79,10 +81,11 @@ class Scheduler:
         """How many requests are prepared and wait for the device."""
         return len(self._waiting)
 
-    async def submit(self, request: Infer, *, notes_travel: bool = True) -> Answer:
+    async def submit(self, request: Infer, session: Session, *, notes_travel: bool = True) -> Answer:
         """Answer one request, in order of arrival with all others; cancelling the call takes it out of the queue.
 
         Args:
+            session: whose requests run one after the other if the policy remembers; else it makes no difference.
             notes_travel: whether the reply can carry notes; if not, one that must be told refuses the request.
 
         Raises:
@@ -94,14 +97,11 @@ class Scheduler:
             raise ServerFull(f"the server is full: {self._held} requests are waiting; try again in a moment")
         self._held += 1
         try:
-            engine = await self._worker.ready()
-            submitted = perf_counter()
-            options = admit(request.options, engine.spec, self._settings.seed)
-            prepared = await self._prepare(engine, request.observation, options)
-            untold = [note.text for note in prepared.notes if note.must_be_told and not notes_travel]
-            if untold:
-                raise ObservationError("; ".join(untold))
-            return await self._queue(prepared, options, submitted)
+            async with session.turn:
+                engine = await self._worker.ready()
+                if _remembers(engine):
+                    return await self._remember(engine, request, session, notes_travel)
+            return await self._answer(engine, request, None, notes_travel)
         finally:
             self._held -= 1
 
@@ -115,6 +115,27 @@ class Scheduler:
                 await self._dispatcher
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    async def _remember(self, engine: StatefulEngine, request: Infer, session: Session, notes_travel: bool) -> Answer:
+        """Answer with the session's memory, which begins with its first success."""
+        state = engine.open_session() if session.state is None else session.state
+        try:
+            answer = await self._answer(engine, request, state, notes_travel)
+        except BaseException:
+            if session.state is None:
+                self._worker.close_session(state)
+            raise
+        session.state = state
+        return answer
+
+    async def _answer(self, engine: Engine, request: Infer, state: Any, notes_travel: bool) -> Answer:
+        submitted = perf_counter()
+        options = admit(request.options, engine.spec, self._settings.seed)
+        ready = await self._prepare(engine, request.observation, options)
+        untold = [note.text for note in ready.notes if note.must_be_told and not notes_travel]
+        if untold:
+            raise ObservationError("; ".join(untold))
+        return await self._queue(ready, Work(ready.prepared, options, state), submitted)
+
     async def _prepare(self, engine: Engine, observation: Observation, options: Options) -> _Ready:
         loop = asyncio.get_running_loop()
         prepared = await loop.run_in_executor(self._threads, _prepare, engine, observation, options)
@@ -122,9 +143,9 @@ class Scheduler:
             raise prepared
         return prepared
 
-    async def _queue(self, ready: _Ready, options: Options, submitted: float) -> Answer:
+    async def _queue(self, ready: _Ready, work: Work, submitted: float) -> Answer:
         queued = perf_counter()
-        waiting = _Waiting(Work(ready.prepared, options), ready.batch_key)
+        waiting = _Waiting(work, ready.batch_key)
         self._waiting.append(waiting)
         self._arrival.set()
         try:
@@ -203,6 +224,10 @@ class _Waiting:
     work: Work
     batch_key: Hashable
     row: asyncio.Future[_Row] = field(default_factory=_new_row)
+
+
+def _remembers(engine: Engine) -> TypeGuard[StatefulEngine]:
+    return hasattr(engine, "open_session")  # isinstance of a protocol would take 0.1 ms of every request
 
 
 def _prepare(engine: Engine, observation: Observation, options: Options) -> _Ready | Exception:

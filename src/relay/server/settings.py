@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal, get_args
+
+Handshake = Literal["openpi", "roboarena"]
+"""The first frame on the OpenPI path: the policy's metadata, or RoboArena's six keys, whose clients take no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,9 @@ class ServerSettings:
         max_queue: most requests in preparation or waiting, over all connections; beyond it they are refused.
         max_connections: most open connections; beyond it they are closed with 1013.
         prepare_threads: threads that decode, resize and tokenize observations.
+        handshake: form of the first frame on the OpenPI path.
+        idle_timeout: seconds without a message after which a connection to vLLM-Omni's endpoint is closed, not counting
+            the time in which an answer is owed; 0 for never. OpenPI's path has no such limit.
         tracebacks: whether OpenPI clients get a traceback (without paths) besides the sentence and the error id.
         drain_seconds: how long a stopping server waits for running requests.
         seed: starting-noise seed of requests that bring neither `seed` nor `noise`; None draws a fresh one for each.
@@ -27,6 +35,8 @@ class ServerSettings:
     max_queue: int = 1_024
     max_connections: int = 1_024
     prepare_threads: int = 2
+    handshake: Handshake = "openpi"
+    idle_timeout: float = 30.0
     tracebacks: bool = True
     drain_seconds: float = 15.0
     seed: int | None = None
@@ -38,7 +48,13 @@ class ServerSettings:
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if not self.drain_seconds >= 0:
-            raise ValueError(f"drain_seconds must not be negative, got {self.drain_seconds}")
+        if self.handshake not in get_args(Handshake):
+            near = get_close_matches(str(self.handshake), get_args(Handshake), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"handshake must be 'openpi' or 'roboarena', got {self.handshake!r}{hint}")
+        for name in ("idle_timeout", "drain_seconds"):
+            seconds: float = getattr(self, name)
+            if not seconds >= 0:
+                raise ValueError(f"{name} must not be negative, got {seconds}")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ValueError(f"seed must be in [-2^63, 2^64), got {self.seed}")

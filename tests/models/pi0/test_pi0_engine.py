@@ -52,6 +52,24 @@ def test_observations_with_given_noise_give_the_golden_actions(engine: Pi0Engine
     assert np.abs(np.stack(actions) - reference).max() / reference.std() <= 1e-4
 
 
+def test_the_handshake_is_vllm_omnis_with_the_checkpoints_sizes(engine: Pi0Engine) -> None:
+    spec = engine.spec
+    expected = {
+        "image_resolution": list(spec.image_resolution),
+        "n_external_cameras": 1,
+        "needs_wrist_camera": True,
+        "needs_stereo_camera": False,
+        "needs_session_id": False,
+        "action_space": "joint_position",
+        "action_horizon": spec.action_horizon,
+        "action_dim": spec.action_dim,
+        "max_cameras": 3,
+    }
+    if spec.model == "pi05":
+        expected["max_action_dim"] = spec.action_dim
+    assert spec.handshake == expected
+
+
 def test_the_same_seed_gives_the_same_bytes(engine: Pi0Engine) -> None:
     first, second = infer(engine, (0, Options(seed=7))), infer(engine, (0, Options(seed=7)))
     assert first[0].tobytes() == second[0].tobytes()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
 from relay.models.pi0.checkpoint import load_checkpoint
+from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.model import Inputs, Pi0
 from relay.models.pi0.prefix import RowTokens, lay_out
 from relay.models.pi0.tokenizer import PromptTokenizer
@@ -69,6 +71,7 @@ class Pi0Engine:
             num_steps=config.num_steps,
             max_batch=max_batch,
             image_resolution=(config.vision.image_size, config.vision.image_size),
+            handshake=_handshake(config),
         )
 
     def prepare(self, observation: Observation, options: Options) -> Pi0Prepared:
@@ -126,3 +129,21 @@ class Pi0Engine:
         else:
             generator.manual_seed(options.seed)
         return torch.randn(self._model.config.action_horizon, self._model.config.action_dim, generator=generator)
+
+
+def _handshake(config: Pi0Config) -> dict[str, Any]:
+    """The `policy_server_config` of vllm-omni: vllm_omni/deploy/{pi0,pi05}.yaml, with this checkpoint's sizes."""
+    handshake: dict[str, Any] = {
+        "image_resolution": [config.vision.image_size, config.vision.image_size],
+        "n_external_cameras": 1,
+        "needs_wrist_camera": True,
+        "needs_stereo_camera": False,
+        "needs_session_id": False,
+        "action_space": "joint_position",
+        "action_horizon": config.action_horizon,
+        "action_dim": config.action_dim,
+        "max_cameras": len(config.cameras),
+    }
+    if config.family == "pi05":
+        handshake["max_action_dim"] = config.action_dim
+    return handshake

@@ -1,0 +1,276 @@
+"""The asyncio twin of `connection` and `cold_start`: the same rules, over `websockets`' asyncio client.
+
+Its own module, so that programs that never ask for it never load asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from time import monotonic
+from typing import Any, NoReturn, TypeVar
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.uri import parse_uri
+
+from relay.client.cold_start import Waiting
+from relay.client.connection import (
+    MAX_REDIRECTS,
+    WATCH_PERIOD_S,
+    Greeting,
+    limit_standstill,
+    redirected,
+    remaining,
+    response_headers,
+    shown,
+    too_many_redirects,
+    upgrade_options,
+)
+from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
+
+logger = logging.getLogger("relay.client")
+
+T = TypeVar("T")
+
+
+async def connect_when_ready(url: str, headers: Mapping[str, str], timeout: float | None) -> AsyncWebSocketConnection:
+    """Connect and read the metadata frame, trying again for as long as the server may just be starting.
+
+    Raises:
+        TimeoutError: naming the last reason, after `timeout` seconds.
+        websockets.exceptions.InvalidStatus, OSError and others: what waiting does not cure.
+    """
+    waiting = Waiting(url, timeout)
+    while True:
+        try:
+            return await _attempt(url, headers, waiting)
+        except Exception as error:
+            delay = waiting.delay_after(error)
+        await asyncio.sleep(delay)
+
+
+class AsyncWebSocketConnection:
+    """A connection for any number of tasks of one event loop: servers answer in the order of the requests."""
+
+    def __init__(self, websocket: ClientConnection, url: str) -> None:
+        self._websocket = websocket
+        self._url = url
+        self._relay = websocket.subprotocol == SUBPROTOCOL
+        if self._relay:
+            limit_standstill(websocket.transport.get_extra_info("socket"))
+        self._greeting: Greeting | None = None
+        # Whoever waits for a reply, in the order of the requests; None says that none will come. A cancelled one stays
+        # until its reply is there, and is then dropped with it.
+        self._replies: deque[asyncio.Future[bytes | str | None]] = deque()
+        self._slots = asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS)  # beyond these, our server stops reading
+        self._sending: set[asyncio.Task[None]] = set()
+        self._late = 0
+        self._lost = False
+        self._heard = monotonic()
+        self._why_cut: Exception | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._watching = asyncio.create_task(self._watch())
+
+    async def read_greeting(self, timeout: float | None) -> None:
+        """Wait for the first frame, which a server may hold back until its model is loaded.
+
+        Raises:
+            TimeoutError: not yet; call again to go on waiting.
+            websockets.exceptions.ConnectionClosed: the server hung up first.
+        """
+        first_frame = await _within(timeout, self._receive())
+        headers = response_headers(self._websocket.response)
+        self._greeting = Greeting(self._url, self._relay, headers, first_frame)
+        self._reading = asyncio.create_task(self._read_replies())
+
+    @property
+    def greeting(self) -> Greeting:
+        assert self._greeting is not None, "read_greeting() comes first"
+        return self._greeting
+
+    @property
+    def late_replies(self) -> int:
+        """Replies that came when nobody waited for them any more, and were dropped."""
+        return self._late
+
+    async def request(self, message: bytes, timeout: float | None) -> bytes | str:
+        """Send one message and return the reply to it; may be cancelled like anything else.
+
+        Raises:
+            TimeoutError: no reply within `timeout` seconds; the connection stays usable.
+            websockets.exceptions.ConnectionClosed: the connection is closed.
+        """
+        try:
+            return await _within(timeout, self._request(message))
+        except TimeoutError:
+            raise TimeoutError(
+                f"no reply from {shown(self._url)} within {timeout:g} s; it is dropped if it still comes"
+            ) from None
+
+    async def close(self) -> None:
+        """Close the connection; whoever waits for a reply gets `ConnectionClosed`."""
+        self._watching.cancel()
+        if self._sending:
+            self._cut(None)  # the closing handshake would wait behind the messages
+        await self._websocket.close()
+        if self._reading is not None:
+            await asyncio.wait((self._reading,))
+
+    async def _request(self, message: bytes) -> bytes | str:
+        await self._slots.acquire()  # given back when the reply comes, whether or not somebody still waits for it
+        if self._lost:
+            self._slots.release()
+            await self._raise_closed()
+        reply: asyncio.Future[bytes | str | None] = asyncio.get_running_loop().create_future()
+        self._replies.append(reply)
+        # A task of its own goes on sending when this one is cancelled: part of the message may be on the wire.
+        sending = asyncio.create_task(self._send(message))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+        answer = await reply
+        if answer is None:
+            await self._raise_closed()
+        return answer
+
+    async def _send(self, message: bytes) -> None:
+        with suppress(ConnectionClosed):  # `_read_replies` tells whoever waits
+            await self._websocket.send(message)
+
+    async def _read_replies(self) -> None:
+        try:
+            while True:
+                message = await self._receive()
+                if not self._replies:
+                    logger.warning("dropped a message that answers no request")
+                    continue
+                self._slots.release()
+                reply = self._replies.popleft()
+                if not reply.done():
+                    reply.set_result(message)
+                    continue
+                self._late += 1
+                said = f": {message}" if isinstance(message, str) else ""
+                logger.warning("dropped a reply that came after its request had been given up%s", said)
+        except ConnectionClosed:
+            pass
+        finally:
+            self._lost = True
+            for reply in self._replies:
+                self._slots.release()
+                if not reply.done():
+                    reply.set_result(None)
+
+    async def _receive(self) -> bytes | str:
+        try:
+            message = await self._websocket.recv()
+        except ConnectionClosed as error:
+            raise error from (self._why_cut or error.__cause__)
+        self._heard = monotonic()
+        return message
+
+    async def _raise_closed(self) -> NoReturn:
+        await self._receive()
+        raise AssertionError("a lost connection has nothing to receive")
+
+    async def _watch(self) -> None:
+        """Ping the peer and cut the connection when it is silent; `WebSocketConnection` says why not the library."""
+        while True:
+            await asyncio.sleep(PING_INTERVAL_S)
+            try:
+                pong = asyncio.ensure_future(await self._websocket.ping())  # waits behind a message that is being sent
+            except ConnectionClosed:
+                return
+            pong.add_done_callback(_retrieve)
+            asked = monotonic()
+            while not pong.done():
+                await asyncio.wait((pong,), timeout=WATCH_PERIOD_S)
+                may_be_busy = not self._relay and (self._greeting is None or bool(self._replies))
+                silent = monotonic() - max(asked, self._heard) > PING_TIMEOUT_S
+                if silent and not may_be_busy and not pong.done():
+                    return self._cut(TimeoutError(f"the server has answered no ping for {PING_TIMEOUT_S:g} s"))
+
+    def _cut(self, why: Exception | None) -> None:
+        """End the TCP connection at once; whoever waits gets `ConnectionClosed`, caused by `why`."""
+        self._why_cut = why
+        self._websocket.transport.abort()
+
+
+async def open_websocket(url: str, headers: Mapping[str, str], timeout: float) -> AsyncWebSocketConnection:
+    """Connect once, following redirects as the blocking client does.
+
+    Raises:
+        websockets.exceptions.InvalidURI: not a ws:// or wss:// URL.
+        websockets.exceptions.InvalidStatus: the server answered the upgrade with another HTTP status.
+        OSError: no connection; `TimeoutError` after `timeout` seconds for TCP, TLS and upgrade, redirects included.
+    """
+    deadline = monotonic() + timeout
+    for _ in range(MAX_REDIRECTS + 1):
+        try:
+            return AsyncWebSocketConnection(await _upgrade(url, headers, deadline), url)
+        except Exception as error:
+            url, headers = redirected(url, headers, error)
+    raise too_many_redirects(url)
+
+
+async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> AsyncWebSocketConnection:
+    connection = await open_websocket(url, headers, waiting.begin_attempt())
+    try:
+        try:
+            await connection.read_greeting(waiting.patience)
+        except TimeoutError:
+            waiting.say_connected()
+            await connection.read_greeting(waiting.remaining)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def _upgrade(url: str, headers: Mapping[str, str], deadline: float) -> ClientConnection:
+    """TCP, TLS and the opening handshake on a socket of our own: no environment proxies, no redirects followed."""
+    address = parse_uri(url)
+    sock = await _within(remaining(deadline), _connected_socket(address.host, address.port))
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return await connect(url, sock=sock, open_timeout=remaining(deadline), **upgrade_options(headers))
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _connected_socket(host: str, port: int) -> socket.socket:
+    """`socket.create_connection` without blocking: the first of the host's addresses that answers."""
+    loop = asyncio.get_running_loop()
+    failure = OSError(f"no address for {host}")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = OSError(error.errno, os.strerror(error.errno or 0))  # asyncio's text tells the address alone
+        except BaseException:
+            sock.close()
+            raise
+    raise failure
+
+
+async def _within(timeout: float | None, work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await asyncio.wait_for(work, timeout)
+    except asyncio.TimeoutError as error:  # a class of its own until Python 3.11
+        raise TimeoutError("timed out") from error
+
+
+def _retrieve(pong: asyncio.Future[float]) -> None:
+    """Take the exception of a ping that ended with its connection, which asyncio would log otherwise."""
+    if not pong.cancelled():
+        pong.exception()

@@ -1,0 +1,142 @@
+"""`AsyncPolicy`: `Policy` for programs that run on an asyncio event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from relay.client.exchange import RESET, Exchange, LastCall, as_openpi_map, check_codec, check_reset, check_timeout
+from relay.protocol.images import Codec
+
+if TYPE_CHECKING:
+    from relay.client.async_connection import AsyncWebSocketConnection
+
+
+class AsyncPolicy:
+    """A connection to a policy server, opened by `async with` or by awaiting it.
+
+        async with relay.AsyncPolicy("ws://gpu-box:8000") as policy:
+            actions = (await policy.infer(observation))["actions"]
+
+        policy = await relay.AsyncPolicy("ws://gpu-box:8000")  # and later: await policy.close()
+
+    Arguments, replies and errors are those of `Policy`. Opening waits for a server that is not up yet and for a model
+    that is still loading. Any number of tasks of one event loop may call `infer` at once; four requests are under way
+    at most and the others wait for their turn. Frames are compressed on the event loop.
+
+    Args:
+        url: the server's address, `ws://` or `wss://`.
+        codec: how frames are sent. A stock OpenPI server always gets plain arrays; `codec` is then None.
+        headers: extra headers for the connection, such as a proxy's credentials. Never sent on to another origin.
+        connect_timeout: seconds to wait for the server; None waits as long as it takes.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        codec: Codec = Codec.JPEG_Q90,
+        headers: Mapping[str, str] | None = None,
+        *,
+        connect_timeout: float | None = None,
+    ) -> None:
+        check_codec(codec)
+        check_timeout("connect_timeout", connect_timeout)
+        self._url = url
+        self._codec = codec
+        self._headers = headers or {}
+        self._connect_timeout = connect_timeout
+        self._open: tuple[AsyncWebSocketConnection, Exchange] | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncPolicy]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> AsyncPolicy:
+        """Connect, unless that has been done.
+
+        Raises:
+            websockets.exceptions.InvalidURI: the address is no WebSocket URL.
+            websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
+            RuntimeError: the server serves no policy.
+            TimeoutError: no server within `connect_timeout` seconds.
+        """
+        if self._open is None:
+            # Here, because loading asyncio takes time that most programs need not spend.
+            from relay.client.async_connection import connect_when_ready
+
+            connection = await connect_when_ready(self._url, self._headers, self._connect_timeout)
+            try:
+                self._open = connection, Exchange(connection.greeting, self._codec)
+            except BaseException:
+                await connection.close()
+                raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def infer(self, observation: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
+        """Send one observation and return the next actions, as `Policy.infer` does.
+
+        A call that is cancelled is like one that timed out: its reply is dropped when it comes, and the connection
+        stays usable.
+
+        Raises:
+            RuntimeError: the server failed the request, or the policy is not connected.
+            ValueError: the observation holds an option that this server would ignore, or is too big to send.
+            TimeoutError: no reply within `timeout` seconds.
+            websockets.exceptions.ConnectionClosed: the connection is closed.
+        """
+        check_timeout("timeout", timeout)
+        connection, exchange = self._opened()
+        request = exchange.encode(observation)
+        try:
+            reply = await connection.request(request.message, timeout)
+        except BaseException:
+            exchange.give_up(request)  # timed out or cancelled: the server goes on
+            raise
+        return as_openpi_map(exchange.decode(request, reply, connection.late_replies), exchange.peer)
+
+    async def reset(self, *, timeout: float | None = None) -> None:
+        """Start the next observation fresh, as a new episode; does nothing on a server without sessions.
+
+        Raises:
+            RuntimeError: the server refused, or the policy is not connected.
+            TimeoutError: no reply within `timeout` seconds.
+            websockets.exceptions.ConnectionClosed: the connection is closed.
+        """
+        check_timeout("timeout", timeout)
+        connection, exchange = self._opened()
+        if not exchange.peer.resets:
+            return
+        try:
+            reply = await connection.request(RESET, timeout)
+        finally:
+            exchange.forget_sessions()  # only now: requests before this one may just have been answered
+        check_reset(reply)
+
+    def get_server_metadata(self) -> dict[str, Any]:
+        """What the server sent on connecting: model, cameras, sizes. Makes no network call."""
+        return dict(self._opened()[1].peer.metadata)
+
+    @property
+    def codec(self) -> Codec | None:
+        """How frames are sent; None where the server takes plain arrays only."""
+        return self._opened()[1].codec
+
+    @property
+    def last(self) -> LastCall | None:
+        """Notes, timings and sizes of the last successful `infer`; None before the first."""
+        return self._opened()[1].last
+
+    async def close(self) -> None:
+        """Close the connection; any later `infer` raises `websockets.exceptions.ConnectionClosed`."""
+        if self._open is not None:
+            await self._open[0].close()
+
+    def _opened(self) -> tuple[AsyncWebSocketConnection, Exchange]:
+        if self._open is None:
+            raise RuntimeError("not connected: use `async with AsyncPolicy(...)` or `policy = await AsyncPolicy(...)`")
+        return self._open

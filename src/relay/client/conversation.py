@@ -1,0 +1,67 @@
+"""The blocking clients' common half: one connection, used by one thread at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from numpy.typing import NDArray
+
+from relay.client.connection import Connection
+from relay.client.exchange import RESET, Exchange, check_reset, check_timeout
+from relay.protocol.images import Codec
+
+
+class Conversation:
+    """Questions and answers over an open connection, which it owns.
+
+    Raises:
+        RuntimeError: the server serves no policy; the connection is then closed.
+    """
+
+    def __init__(self, connection: Connection, codec: Codec) -> None:
+        self._connection = connection
+        try:
+            self.exchange = Exchange(connection.greeting, codec)
+        except BaseException:
+            connection.close()
+            raise
+        self._in_use = threading.Lock()
+
+    def infer(self, observation: Mapping[str, Any], timeout: float | None) -> NDArray[Any] | dict[str, Any]:
+        """The reply to one observation, an error map included; raises as `Exchange` and `Connection` do."""
+        check_timeout("timeout", timeout)
+        with self._one_caller():
+            request = self.exchange.encode(observation)
+            try:
+                reply = self._connection.request(request.message, timeout)
+            except TimeoutError:
+                self.exchange.give_up(request)
+                raise
+            return self.exchange.decode(request, reply, self._connection.late_replies)
+
+    def reset(self, timeout: float | None) -> None:
+        """Have the server forget this connection's sessions, if it has any."""
+        check_timeout("timeout", timeout)
+        with self._one_caller():
+            self.exchange.forget_sessions()
+            if self.exchange.peer.resets:
+                check_reset(self._connection.request(RESET, timeout))
+
+    def close(self) -> None:
+        """Close the connection; may be called from any thread, and again."""
+        self._connection.close()
+
+    @contextmanager
+    def _one_caller(self) -> Generator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(
+                "this policy is busy in another thread: a policy serves one thread at a time, "
+                "so give each thread its own or take turns under a lock"
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()

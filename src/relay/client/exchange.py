@@ -1,0 +1,230 @@
+"""What a policy says to its server and what it makes of the answers: everything but the sending.
+
+Shared by every client, blocking or not; knows no socket, no thread and no event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from time import perf_counter
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relay.client.connection import Greeting, shown
+from relay.client.peer import Peer, PeerKind, read_peer, refusal
+from relay.protocol import msgpack_numpy
+from relay.protocol.errors import InvalidPayload, ObservationError
+from relay.protocol.images import Codec, decode_images, encode_images
+from relay.protocol.limits import MAX_SESSIONS_PER_CONNECTION
+from relay.protocol.options import take_session_id
+
+logger = logging.getLogger("relay.client")
+
+RESET: Final = msgpack_numpy.pack({"endpoint": "reset"})
+
+
+@dataclass(frozen=True, slots=True)
+class LastCall:
+    """What is worth knowing about the last successful `infer`, beside its actions.
+
+    Attributes:
+        notes: the server's remarks, such as a truncated prompt.
+        session_fresh: the server started the session anew with this observation; None if it keeps no sessions.
+        age_ms: how old the observation was when its actions came back, from the call to the return.
+        encode_ms: compressing the frames and packing the message.
+        round_trip_ms: from the first byte sent to the reply received.
+        decode_ms: unpacking the reply.
+        bytes_sent, bytes_received: sizes of the two messages.
+        late_replies: replies dropped since connecting because their request had timed out.
+    """
+
+    notes: tuple[str, ...]
+    session_fresh: bool | None
+    age_ms: float
+    encode_ms: float
+    round_trip_ms: float
+    decode_ms: float
+    bytes_sent: int
+    bytes_received: int
+    late_replies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One observation on its way: the message, its session, and when its encoding began and ended."""
+
+    message: bytes
+    session: str
+    started: float
+    encoded: float
+
+
+class Exchange:
+    """One connection's requests and replies, with the sessions that the server knows.
+
+    Raises:
+        RuntimeError: the greeting shows that the server serves no policy.
+    """
+
+    def __init__(self, greeting: Greeting, codec: Codec) -> None:
+        self.peer: Final = read_peer(greeting)
+        self.codec: Final = _codec_for(self.peer, codec, greeting.url)
+        self.last: LastCall | None = None
+        self._sessions: dict[str, None] = {}  # ids that the server knows, the least recently used first
+
+    def encode(self, observation: Mapping[str, Any]) -> Request:
+        """Make a message of an observation.
+
+        Raises:
+            ValueError: it holds an option that this server would ignore, or is too big to send.
+        """
+        started = perf_counter()
+        self.peer.check_options(observation)
+        images = decode_images(observation) if self.codec is None else encode_images(observation, self.codec)
+        message = msgpack_numpy.pack(images)
+        if len(message) > self.peer.max_payload:
+            raise ValueError(
+                f"the observation has {len(message):,} bytes; this server takes at most {self.peer.max_payload:,}: "
+                "send smaller or compressed frames"
+            )
+        return Request(message, _session_name(observation), started, perf_counter())
+
+    def give_up(self, request: Request) -> None:
+        """Note that nobody waits for the reply any more; the server goes on and will have seen the session."""
+        self._remember(request.session)
+
+    def decode(self, request: Request, reply: bytes | str, late_replies: int) -> NDArray[Any] | dict[str, Any]:
+        """The reply to a request, an error map included; only actions count as `last`.
+
+        Raises:
+            RuntimeError: the reply is text, which is how an OpenPI server fails a request, or cannot be decoded.
+        """
+        received = perf_counter()
+        value = _unpacked(reply)
+        if error_text(value) is not None:
+            return value
+        finished = perf_counter()
+        known = request.session in self._sessions
+        self.last = LastCall(
+            notes=_notes(value),
+            session_fresh=None if self.peer.kind is PeerKind.STOCK else not known,
+            age_ms=1000 * (finished - request.started),
+            encode_ms=1000 * (request.encoded - request.started),
+            round_trip_ms=1000 * (received - request.encoded),
+            decode_ms=1000 * (finished - received),
+            bytes_sent=len(request.message),
+            bytes_received=len(reply),
+            late_replies=late_replies,
+        )
+        self._remember(request.session)
+        return value
+
+    def forget_sessions(self) -> None:
+        """Take every session for unseen, as the server does at a reset."""
+        self._sessions.clear()
+
+    def _remember(self, session: str) -> None:
+        self._sessions.pop(session, None)
+        self._sessions[session] = None
+        if len(self._sessions) > MAX_SESSIONS_PER_CONNECTION:
+            del self._sessions[next(iter(self._sessions))]
+
+
+def as_openpi_map(value: NDArray[Any] | dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """The three shapes of a reply as one: a map with `actions`.
+
+    Raises:
+        RuntimeError: with the server's message, for an error map.
+    """
+    if isinstance(value, np.ndarray):
+        return {"actions": value}
+    message = error_text(value)
+    if message is not None:
+        raise RuntimeError(message)
+    if peer.vllm_path and "actions" not in value:
+        return {"actions": value}  # named groups
+    return value
+
+
+def error_text(value: NDArray[Any] | dict[str, Any]) -> str | None:
+    """The message of an error map; None if the reply is none."""
+    if isinstance(value, dict) and value.get("type") == "error" and "actions" not in value:
+        return str(value.get("message") or value.get("error") or value)
+    return None
+
+
+def check_reset(reply: bytes | str) -> None:
+    """Accept the two forms in which servers confirm a reset.
+
+    Raises:
+        RuntimeError: the server refused, or answered with something else.
+    """
+    if reply == "reset successful":
+        return
+    value = _unpacked(reply)
+    message = error_text(value)
+    if message is not None:
+        raise RuntimeError(message)
+    if isinstance(value, np.ndarray) or value.get("status") != "reset successful":
+        raise RuntimeError("the server did not confirm the reset")
+
+
+def check_codec(codec: object) -> None:
+    """Raise `TypeError` with the nearest name for what is no `Codec`."""
+    if isinstance(codec, Codec):
+        return
+    near = get_close_matches(str(codec).upper().removeprefix("CODEC."), Codec.__members__, n=1, cutoff=0.4)
+    hint = f"; did you mean Codec.{near[0]}?" if near else ""
+    raise TypeError(f"codec must be a relay.Codec, got {codec!r}{hint}")
+
+
+def check_timeout(name: str, timeout: float | None) -> None:
+    """Raise `ValueError` for a timeout that is neither None nor a positive number."""
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"{name} must be a positive number of seconds or None, got {timeout!r}")
+
+
+def _codec_for(peer: Peer, codec: Codec, url: str) -> Codec | None:
+    """The codec to use with this server, or None for plain arrays."""
+    if not peer.image_formats:
+        if codec is not Codec.RAW:
+            logger.warning("%s is %s: frames are sent as arrays", shown(url), peer.kind.title)
+        return None
+    if codec is Codec.RAW:
+        return codec
+    container = "webp" if codec is Codec.LOSSLESS else "jpeg"
+    if container in peer.image_formats:
+        return codec
+    logger.warning("%s does not take Codec.%s: frames are sent as arrays", shown(url), codec.name)
+    return None
+
+
+def _unpacked(reply: bytes | str) -> NDArray[Any] | dict[str, Any]:
+    if isinstance(reply, str):
+        raise RuntimeError(refusal(reply))
+    try:
+        value: object = msgpack_numpy.unpack(reply)
+    except InvalidPayload as error:
+        raise RuntimeError(f"the server's reply cannot be decoded: {error}") from error
+    if isinstance(value, np.ndarray):
+        return cast("NDArray[Any]", value)
+    if not isinstance(value, dict):
+        raise RuntimeError(f"the server answered with a {type(value).__name__}; expected a map or an array")
+    return cast("dict[str, Any]", value)
+
+
+def _session_name(observation: Mapping[str, Any]) -> str:
+    try:
+        return take_session_id({"session_id": observation.get("session_id")})
+    except ObservationError:
+        return ""  # the server refuses it too, and says why
+
+
+def _notes(value: NDArray[Any] | dict[str, Any]) -> tuple[str, ...]:
+    notes: object = value.get("notes", ()) if isinstance(value, dict) else ()
+    return tuple(map(str, cast("list[object]", notes))) if isinstance(notes, list) else ()

@@ -1,0 +1,117 @@
+"""`PolicyClient`: a model by its name, actions as plain arrays, on the interface of vLLM-Omni's robot endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relay.client.cold_start import connect_once
+from relay.client.conversation import Conversation
+from relay.client.exchange import LastCall, check_codec, check_timeout, error_text
+from relay.client.settings import policy_url
+from relay.protocol.images import Codec
+
+
+class PolicyClient:
+    """A connection to the server for a model; the environment, or a `.env` file, says where that is.
+
+    `WALLE_URL` is the server's address, in which `{model}` stands for the model id. The constructor does not try
+    again if the server cannot be reached, but waits for one that is still loading its model. One thread at a time may
+    use a client; `close` may come from any thread.
+
+    Args:
+        model: the model id, such as "pi05", "pi0" or "groot".
+        codec: how frames are sent. A vLLM-Omni server always gets plain arrays; `codec` is then None.
+        headers: extra headers for the connection, such as a proxy's credentials. Never sent on to another origin.
+        connect_timeout: seconds to wait for the server; None waits as long as it takes.
+
+    Raises:
+        KeyError: `WALLE_URL` is not set.
+        websockets.exceptions.InvalidURI: `WALLE_URL` is no WebSocket URL.
+        websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
+        OSError: the server cannot be reached; `TimeoutError` after `connect_timeout` seconds.
+        websockets.exceptions.ConnectionClosed: the server hung up before it was ready.
+        RuntimeError: the server serves no policy.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        codec: Codec = Codec.RAW,
+        headers: Mapping[str, str] | None = None,
+        connect_timeout: float | None = None,
+    ) -> None:
+        check_codec(codec)
+        check_timeout("connect_timeout", connect_timeout)
+        self._conversation = Conversation(connect_once(policy_url(model), headers or {}, connect_timeout), codec)
+
+    def infer(
+        self, observation: Mapping[str, Any], *, timeout: float | None = None
+    ) -> NDArray[np.float32] | dict[str, Any]:
+        """Send one observation and return the next actions, or the server's reason for refusing it.
+
+        Args:
+            observation: camera frames `(H, W, 3)` uint8 RGB or JPEG bytes, state, prompt and request options, by the
+                policy's keys. `session_id` names the session it belongs to, "default" without one.
+            timeout: seconds to wait for the reply; None waits as long as the connection lives.
+
+        Returns:
+            Actions, float32 `(action_horizon, action_dim)`, or a dict of them by action group, float32
+            `(1, action_horizon, k)` each: read-only views of the received bytes, `.copy()` one to modify it.
+            If the server rejects the observation, `{"type": "error", "message": str}`; look for it before executing
+            anything. The connection stays open.
+
+        Raises:
+            RuntimeError: the server answered with text, or with what is neither actions nor an error.
+            ValueError: the observation holds an option that this server would ignore, or is too big to send.
+            TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable.
+            websockets.exceptions.ConnectionClosed: the connection is closed, by `close` or for having been idle.
+        """
+        answer = self._conversation.infer(observation, timeout)
+        if isinstance(answer, np.ndarray):
+            return answer
+        message = error_text(answer)
+        if message is not None:
+            return {**answer, "message": message}
+        return answer.get("actions", answer)  # an OpenPI server's map has the actions among its timings
+
+    def reset(self, *, timeout: float | None = None) -> None:
+        """Forget every session of this connection: the next observation of each starts fresh, as a new episode.
+
+        Raises:
+            RuntimeError: the server refused.
+            TimeoutError: no reply within `timeout` seconds.
+            websockets.exceptions.ConnectionClosed: the connection is closed.
+        """
+        self._conversation.reset(timeout)
+
+    def get_server_metadata(self) -> dict[str, Any]:
+        """What the server sent on connecting: action horizon, image size, whether it needs session ids. No network."""
+        return dict(self._conversation.exchange.peer.metadata)
+
+    @property
+    def codec(self) -> Codec | None:
+        """How frames are sent; None where the server takes plain arrays only."""
+        return self._conversation.exchange.codec
+
+    @property
+    def last(self) -> LastCall | None:
+        """Timings and sizes of the last `infer` that returned actions; None before the first."""
+        return self._conversation.exchange.last
+
+    def close(self) -> None:
+        """Close the connection; any later call raises `websockets.exceptions.ConnectionClosed`."""
+        self._conversation.close()
+
+    def __enter__(self) -> PolicyClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
