@@ -48,7 +48,7 @@ class Recipe:
     """
 
     output: Path = Path("relay-demo-training")
-    observations: int = 125_000
+    observations: int = 90_000
     batch: int = 64
     draws: int = 4
     learning_rate: float = 1.5e-3
