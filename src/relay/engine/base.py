@@ -28,6 +28,7 @@ class PolicySpec:
         supported_options: names of the fields of `Options` that `infer` honours; a request with any other is refused.
         metadata: further keys for the OpenPI handshake, merged over the six standard ones.
         handshake: the family's vLLM-Omni handshake (`policy_server_config`); empty takes what the other fields tell.
+        untold: names of the fields above whose values mean nothing; the handshakes leave them out.
     """
 
     model: str
@@ -41,6 +42,7 @@ class PolicySpec:
     supported_options: frozenset[str] = frozenset({"num_steps", "seed", "noise"})
     metadata: Mapping[str, Any] = field(default_factory=dict)
     handshake: Mapping[str, Any] = field(default_factory=dict)
+    untold: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

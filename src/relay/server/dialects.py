@@ -141,7 +141,7 @@ class OpenPIDialect:
             "action_dim": spec.action_dim,
             "num_steps": spec.num_steps,
         }
-        return pack(standard | dict(spec.metadata))
+        return pack(_told(standard, spec) | dict(spec.metadata))
 
     def notes_travel(self, request: Infer) -> bool:
         """RoboArena's bare actions carry none."""
@@ -202,8 +202,7 @@ class VllmDialect:
         """`policy_server_config` as the policy's family states it, and what every server of ours tells about itself."""
         config = dict(spec.handshake) or {
             **_roboarena_handshake(spec),
-            "action_horizon": spec.action_horizon,
-            "action_dim": spec.action_dim,
+            **_told({"action_horizon": spec.action_horizon, "action_dim": spec.action_dim}, spec),
         }
         return pack({**config, "instance_id": self._instance_id, "max_payload_bytes": MAX_MESSAGE_BYTES})
 
@@ -228,6 +227,10 @@ class VllmDialect:
         else:
             message = "Internal inference error"
         return Refusal(pack({"type": "error", "message": message}), close=None)
+
+
+def _told(values: dict[str, Any], spec: PolicySpec) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in spec.untold}
 
 
 def _roboarena_handshake(spec: PolicySpec) -> dict[str, Any]:
