@@ -95,6 +95,12 @@ def test_a_default_prompt_stands_in_for_a_missing_one() -> None:
     assert prepared(prompt=None, default_prompt="pick").tokens == prepared().tokens
 
 
+def test_a_default_prompt_stands_in_for_a_nil_one() -> None:
+    tokenizer = PromptTokenizer(Characters(), PADDED.max_token_len, True)
+    nil = {**observation(), "prompt": None}
+    assert prepare(nil, Options(), PADDED, tokenizer, default_prompt="pick").tokens == prepared().tokens
+
+
 def test_token_ids_are_taken_instead_of_text() -> None:
     row = prepared(
         prompt=None,

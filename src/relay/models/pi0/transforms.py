@@ -156,7 +156,9 @@ def _read_prompt(
         if "prompt" in observation:
             raise ObservationError("'prompt' beside 'tokenized_prompt': send one of the two, not both")
         return _read_tokens(observation, config)
-    text = observation.get("prompt", default_prompt)
+    text = observation.get("prompt")
+    if text is None:
+        text = default_prompt
     if text is None:
         raise ObservationError(_missing("prompt", observation) + "; it is the task in plain language")
     if isinstance(text, list | tuple) and len(text) == 1:
