@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "no segment": (b"\xff\xd8\xff\xe0\x00\x01\x00", "is a damaged JPEG file: no segment at byte 2"),
     "endless segments": (b"\xff\xd8" + segment(0xE1) * 1_000_000, "is a JPEG file of more than 256 segments"),
     "endless padding": (b"\xff\xd8" + b"\xff" * 5_000_000, "is a JPEG file of more than 256 segments"),
-    "endless scans": (jpeg() + b"\xff\xda" * 65, "is a JPEG file of more than 64 scans"),
+    "endless scans": (jpeg() + b"\xff\xda" * 65, "is a JPEG file of 66 scans over 16x16 pixels: too many"),
     "PNG without header": (
         b"\x89PNG\r\n\x1a\n" + png_chunk(b"IDAT", b""),
         "is a damaged PNG file: it does not begin with",

@@ -12,6 +12,7 @@ import pytest
 from fake_policy import SPEC, FakeEngine
 
 from relay.engine.worker import DeviceFault, Worker
+from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Infer, Options
 from relay.server.scheduler import Answer, Scheduler, ServerFull
 from relay.server.sessions import Session
@@ -32,8 +33,8 @@ async def scheduling(engine: FakeEngine, **settings: int) -> AsyncIterator[Sched
         assert await worker.stop(5)
 
 
-def infer(value: float, **fields: str) -> Infer:
-    return Infer({"state": np.full(3, value, np.float32), **fields})
+def infer(value: float, options: Options | None = None, **fields: str) -> Infer:
+    return Infer({"state": np.full(3, value, np.float32), **fields}, options or Options())
 
 
 async def submit(scheduler: Scheduler, request: Infer) -> Answer:
@@ -170,3 +171,17 @@ async def test_a_lost_device_fails_what_runs_and_what_waits():
         engine.open.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result) for result in results] == [DeviceFault] * 3
+
+
+async def test_a_request_whose_deadline_has_passed_is_failed_instead_of_run():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        async with busy(engine, scheduler):
+            late, patient = await queued(
+                scheduler, infer(1, Options(deadline_ms=1.0)), infer(2, Options(deadline_ms=60_000.0))
+            )
+            await asyncio.sleep(0.02)
+        with pytest.raises(ObservationError, match="deadline_ms: 1 ms had passed"):
+            await late
+        assert np.array_equal((await patient).actions, np.full((4, 3), 2.0))
+    assert engine.batches == [[99], [2]]

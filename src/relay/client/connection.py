@@ -119,6 +119,7 @@ class WebSocketConnection:
 
     def request(self, message: bytes, timeout: float | None) -> bytes | str:
         deadline = None if timeout is None else monotonic() + timeout
+        self._drop_unasked()
         self._send(message, deadline)
         while True:
             try:
@@ -133,6 +134,15 @@ class WebSocketConnection:
             self._late += 1
             said = f": {reply}" if isinstance(reply, str) else ""
             logger.warning("dropped a reply that came after its request had timed out%s", said)
+
+    def _drop_unasked(self) -> None:
+        """Throw away what came though nothing is owed: taken for a reply, it would put every later one off by one."""
+        while self._owed == 0:
+            try:
+                self._receive(0)
+            except TimeoutError:
+                return
+            logger.warning("dropped a message that %s sent without being asked", shown(self._url))
 
     def close(self) -> None:
         self._closed.set()

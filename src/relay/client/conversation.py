@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ class Conversation:
             connection.close()
             raise
         self._in_use = threading.Lock()
+        self._process = os.getpid()
 
     def infer(self, observation: Mapping[str, Any], timeout: float | None) -> NDArray[Any] | dict[str, Any]:
         """The reply to one observation, an error map included; raises as `Exchange` and `Connection` do."""
@@ -56,6 +58,9 @@ class Conversation:
 
     @contextmanager
     def _one_caller(self) -> Generator[None]:
+        if os.getpid() != self._process:
+            # Two processes on one connection would read each other's actions.
+            raise RuntimeError("this policy was opened before a fork: open one of its own in each process")
         if not self._in_use.acquire(blocking=False):
             raise RuntimeError(
                 "this policy is busy in another thread: a policy serves one thread at a time, "

@@ -25,6 +25,8 @@ from relay.protocol.options import take_session_id
 
 logger = logging.getLogger("relay.client")
 
+_LONGEST_TIMEOUT_S: Final = 1e8  # what a lock can wait for on every platform, about three years
+
 RESET: Final = msgpack_numpy.pack({"endpoint": "reset"})
 
 
@@ -184,8 +186,8 @@ def check_codec(codec: object) -> None:
 
 
 def check_timeout(name: str, timeout: float | None) -> None:
-    """Raise `ValueError` for a timeout that is neither None nor a positive number."""
-    if timeout is not None and not timeout > 0:
+    """Raise `ValueError` for a timeout that is neither None nor a positive, finite number."""
+    if timeout is not None and not 0 < timeout < _LONGEST_TIMEOUT_S:
         raise ValueError(f"{name} must be a positive number of seconds or None, got {timeout!r}")
 
 

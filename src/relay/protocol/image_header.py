@@ -90,7 +90,9 @@ _JPEG_SIGNATURE: Final = b"\xff\xd8\xff"
 _JPEG_METADATA: Final = frozenset((*range(0xE1, 0xEE), 0xEF, 0xFE))
 _MAX_JPEG_SEGMENTS: Final = 256
 _MAX_JPEG_SCANS: Final = 64
-"""A progressive file of thousands of scans costs seconds; encoders write about ten."""
+_MAX_JPEG_SCAN_PIXELS: Final = 128 * 1024 * 1024
+"""Every scan of a progressive file goes over all pixels again: thousands of scans, or tens over a huge frame, cost
+seconds. Encoders write about ten."""
 
 _PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_PIXELS: Final = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
@@ -116,8 +118,10 @@ def _jpeg_header(data: bytes) -> ImageHeader:
         header = ImageHeader("JPEG", _big(data, start + 7, 2), _big(data, start + 5, 2), channels)
     if header is None:
         raise _Refused("is a damaged JPEG file: it has no frame header before the first scan")
-    if data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
-        raise _Refused(f"is a JPEG file of more than {_MAX_JPEG_SCANS} scans")
+    scans = data.count(b"\xff\xda")
+    # One scan is bounded by the limit on the sides, which has its own words.
+    if scans > _MAX_JPEG_SCANS or (scans > 1 and scans * header.width * header.height > _MAX_JPEG_SCAN_PIXELS):
+        raise _Refused(f"is a JPEG file of {scans} scans over {header.width}x{header.height} pixels: too many")
     return header
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,7 +146,9 @@ class Scheduler:
 
     async def _queue(self, ready: _Ready, work: Work, submitted: float) -> Answer:
         queued = perf_counter()
-        waiting = _Waiting(work, ready.batch_key)
+        useful_ms = work.options.deadline_ms
+        expires = math.inf if useful_ms is None else submitted + useful_ms / 1e3
+        waiting = _Waiting(work, ready.batch_key, expires)
         self._waiting.append(waiting)
         self._arrival.set()
         try:
@@ -188,11 +191,15 @@ class Scheduler:
                     waiting.row.set_result(row)
 
     def _take(self, most: int) -> Sequence[_Waiting]:
-        """Remove the oldest request and those that may share its batch, oldest first."""
+        """Remove the oldest request and those that may share its batch, oldest first; fail those that are too late."""
         batch: list[_Waiting] = []
         others: deque[_Waiting] = deque()
+        now = perf_counter()
         for waiting in self._waiting:
             if waiting.row.done():
+                continue
+            if now > waiting.expires:
+                waiting.row.set_result(_Row(Failure(_expired(waiting.work.options)), now, now))
                 continue
             fits = len(batch) < most and (not batch or waiting.batch_key == batch[0].batch_key)
             (batch if fits else others).append(waiting)
@@ -223,7 +230,14 @@ def _new_row() -> asyncio.Future[_Row]:
 class _Waiting:
     work: Work
     batch_key: Hashable
+    expires: float
     row: asyncio.Future[_Row] = field(default_factory=_new_row)
+
+
+def _expired(options: Options) -> ObservationError:
+    return ObservationError(
+        f"deadline_ms: {options.deadline_ms:g} ms had passed before the device was free, so the observation was not run"
+    )
 
 
 def _remembers(engine: Engine) -> TypeGuard[StatefulEngine]:

@@ -118,6 +118,10 @@ def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
         ({"num_steps": True}, "num_steps is True, expected an int"),
         ({"model": "pi0"}, "says model 'pi0', but the tensors say 'pi05'"),
         ({"heads": 4}, "says heads 4, but the tensors say 8"),
+        ({"num_steps": 0}, "num_steps must be between 1 and 50, got 0"),
+        ({"state_dim": 33}, "state_dim must be between 1 and 32, got 33"),
+        ({"action_horizon": -1}, "action_horizon must be between 1 and 512"),
+        ({"vision_heads": 7}, "vision_heads 7 does not divide the width 32"),
     ],
 )
 def test_settings_that_cannot_be_right_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:

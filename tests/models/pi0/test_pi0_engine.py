@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from relay.engine.base import Chunk, Work
 from relay.models.pi0.config import CAMERAS
 from relay.models.pi0.engine import Pi0Engine
 from relay.models.pi0.tokenizer import PromptTokenizer, load_vocabulary
+from relay.models.pi0.weights import CheckpointError
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Options
 
@@ -107,3 +109,11 @@ def test_each_row_owns_its_answer(engine: Pi0Engine, tmp_path: Path) -> None:
     first, second = infer(engine, (0, Options(seed=1)), (0, Options(seed=1)))
     first[:] = 0
     assert second.any()
+
+
+def test_damaged_weights_are_noticed_before_the_server_is_ready(engine: Pi0Engine) -> None:
+    damaged = copy.deepcopy(tiny_model(engine.spec.model))
+    damaged.action_out.weight.data[0, 0] = float("nan")
+    broken = Pi0Engine("broken", damaged, engine._tokenizer, max_batch=1)
+    with pytest.raises(CheckpointError, match="not finite"):
+        broken.warm_up(lambda phase, share: None)

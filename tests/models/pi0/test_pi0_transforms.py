@@ -137,6 +137,13 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"state": np.zeros(7)}, "state has 7 values; this policy expects 4 values, or 32 padded"),
     ({"state": np.zeros((1, 4))}, r"state has shape \(1, 4\)"),
     ({"state": "up"}, "state: expected 4 numbers"),
+    ({"state": ["0", "1", "2", "3"]}, "state: expected 4 numbers"),
+    ({"state": [True] * 4}, "state: expected 4 numbers"),
+    ({"state": [[0], [0, 0]]}, "state: expected 4 numbers"),
+    (
+        {"prompt": None, "tokenized_prompt": [[1], [2, 3]], "tokenized_prompt_mask": np.array([True])},
+        "got ragged lists",
+    ),
     ({"state": np.array([0, np.nan, 0, 0])}, r"state\[1\] is nan"),
     ({"state": np.array([0, 0, np.inf, 0])}, r"state\[2\] is inf"),
     ({"state": np.ones(32)}, r"state\[4\] is 1; behind this policy's 4 values only zeros"),

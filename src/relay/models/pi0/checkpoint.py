@@ -121,6 +121,20 @@ def _configure(tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> Pi
     for key, value in agreed.items():
         if settings.get(key, value) != value:
             raise CheckpointError(f"{SETTINGS_FILE} says {key} {settings[key]!r}, but the tensors say {value!r}")
+    bounds = {
+        "action_horizon": (1, 512),
+        "state_dim": (1, sizes.action_dim),
+        "max_token_len": (8, 2048),
+        "num_steps": (1, 50),
+        "vision_heads": (1, sizes.vision_width),
+    }
+    for key, (least, most) in bounds.items():
+        if not least <= required(key) <= most:
+            raise CheckpointError(f"{SETTINGS_FILE}: {key} must be between {least} and {most}, got {required(key)}")
+    if sizes.vision_width % required("vision_heads"):
+        raise CheckpointError(
+            f"{SETTINGS_FILE}: vision_heads {required('vision_heads')} does not divide the width {sizes.vision_width}"
+        )
     return Pi0Config(
         family=sizes.family,
         vision=sizes.vision(required("vision_heads")),

@@ -21,6 +21,8 @@ from relay.models.pi0.model import Inputs, Pi0
 from relay.models.pi0.prefix import RowTokens, lay_out
 from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
+from relay.models.pi0.weights import CheckpointError
+from relay.protocol.images import Codec, encode_frame
 from relay.protocol.messages import Observation, Options
 
 
@@ -39,9 +41,13 @@ def load(
     """Load a checkpoint folder and make it ready to warm up."""
     place = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     precision = dtype if dtype != "auto" else "bfloat16" if place.type == "cuda" else "float32"
+    if precision not in ("float32", "bfloat16"):
+        raise CheckpointError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
     checkpoint = load_checkpoint(
         folder, tokenizer=tokenizer, device=place, dtype=getattr(torch, precision), progress=progress
     )
+    if num_steps is not None and not 1 <= num_steps <= 50:
+        raise CheckpointError(f"--num-steps must be between 1 and 50, got {num_steps}")
     if num_steps is not None:
         checkpoint.model.config = replace(checkpoint.model.config, num_steps=num_steps)
     return Pi0Engine(name, checkpoint.model, checkpoint.tokenizer, max_batch=max_batch, default_prompt=default_prompt)
@@ -85,17 +91,23 @@ class Pi0Engine:
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """Actions (action_horizon, action_dim) float32 for every row."""
         actions = self._model.sample_actions(self._assemble(batch)).cpu().numpy()  # (rows, horizon, action_dim)
-        return [Chunk(row) for row in actions]
+        return [Chunk(row.copy()) for row in actions]
 
     def warm_up(self, progress: Progress) -> None:
         """Run every batch size once, so that kernels are chosen and tables made before the first request."""
         config = self._model.config
+        for codec in (Codec.JPEG_Q90, Codec.LOSSLESS):  # decoders and tokenizer load on first use
+            frame = encode_frame(np.zeros((64, 64, 3), np.uint8), codec)
+            images = dict.fromkeys(config.cameras, frame)
+            self.prepare({"image": images, "state": [0.0] * config.state_dim, "prompt": "warm up"}, Options())
         frames = np.zeros((len(config.cameras), config.vision.image_size, config.vision.image_size, 3), np.uint8)
         tokens = tuple([self._tokenizer.vocabulary.bos_id] * config.max_token_len)
         row = Pi0Prepared(frames, tokens, np.zeros(config.action_dim, np.float32), config.num_steps)
         for rows in range(1, self.spec.max_batch + 1):
             progress("warming up", rows / self.spec.max_batch)
-            self.infer([Work(row, Options(seed=0))] * rows)
+            chunks = self.infer([Work(row, Options(seed=0))] * rows)
+            if not all(isinstance(chunk, Chunk) and np.isfinite(np.asarray(chunk.actions)).all() for chunk in chunks):
+                raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
 
     def _assemble(self, batch: Sequence[Work]) -> Inputs:
         device = self._model.action_in.weight.device

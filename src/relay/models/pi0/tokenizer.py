@@ -80,7 +80,8 @@ class PromptTokenizer:
             tokens, note = self._fit(task, lambda text: self.vocabulary.encode(text) + newline)
         notes = [Note(note, must_be_told=True)] if note else []
         if self.vocabulary.unknown_id in tokens:
-            unknown = [word for word in task.split() if self.vocabulary.unknown_id in self.vocabulary.encode(word)]
+            words = dict.fromkeys(task.split())
+            unknown = [word[:32] for word in words if self.vocabulary.unknown_id in self.vocabulary.encode(word)]
             notes.append(Note(f"prompt holds words this policy never saw: {', '.join(map(repr, unknown[:8]))}"))
         return Prompt(tuple(tokens), tuple(notes))
 

@@ -127,9 +127,12 @@ def _read_state(observation: Observation, config: Pi0Config) -> NDArray[np.float
     if "state" not in observation:
         raise ObservationError(_missing("state", observation) + f"; it has {real} values, normalized")
     try:
-        state = np.asarray(observation["state"], np.float32)
-    except (TypeError, ValueError):
-        raise ObservationError(f"state: expected {real} numbers, got {_describe(observation['state'])}") from None
+        values = np.asarray(observation["state"])
+    except ValueError:  # a ragged list
+        values = np.empty(0, object)
+    if values.dtype.kind not in "iuf":
+        raise ObservationError(f"state: expected {real} numbers, got {_describe(observation['state'])}")
+    state = values.astype(np.float32)
     widths = f"{real}" if real == padded else f"{real} values, or {padded} padded with zeros after normalizing"
     if state.shape not in ((real,), (padded,)):
         what = f"{state.shape[0]} values" if state.ndim == 1 else f"shape {state.shape}"
@@ -157,8 +160,8 @@ def _read_prompt(
             raise ObservationError("'prompt' beside 'tokenized_prompt': send one of the two, not both")
         return _read_tokens(observation, config)
     text = observation.get("prompt")
-    if text is None:
-        text = default_prompt
+    if text is None or text == "":
+        text = default_prompt if default_prompt is not None else text
     if text is None:
         raise ObservationError(_missing("prompt", observation) + "; it is the task in plain language")
     if isinstance(text, list | tuple) and len(text) == 1:
@@ -182,8 +185,11 @@ def _read_tokens(observation: Observation, config: Pi0Config) -> Prompt:
     for key in ("tokenized_prompt", "tokenized_prompt_mask"):
         if key not in observation:
             raise ObservationError(f"{key} is missing; tokenized_prompt and tokenized_prompt_mask come together")
-    tokens = np.asarray(observation["tokenized_prompt"])
-    mask = np.asarray(observation["tokenized_prompt_mask"])
+    try:
+        tokens = np.asarray(observation["tokenized_prompt"])
+        mask = np.asarray(observation["tokenized_prompt_mask"])
+    except ValueError:
+        raise ObservationError("tokenized_prompt or its mask: expected one dimension, got ragged lists") from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or len(tokens) > config.max_token_len:
         raise ObservationError(
             f"tokenized_prompt: expected at most {config.max_token_len} integers in one dimension, "
