@@ -338,3 +338,17 @@ def test_an_upload_that_stops_ends_with_its_timeout(servers: LoopbackServers) ->
     finally:
         released.set()
         policy.close()
+
+
+def test_a_message_that_nobody_asked_for_is_not_taken_for_a_reply(servers: LoopbackServers) -> None:
+    async def talkative(websocket: ServerConnection) -> None:
+        await websocket.send(b"greeting")
+        await websocket.send(b"unasked")
+        async for message in websocket:
+            await websocket.send(message)
+
+    websocket = open_websocket(servers.start(talkative), {}, 10)
+    websocket.read_greeting(10)
+    time.sleep(0.2)  # until the unasked one is here
+    assert [websocket.request(message, 10) for message in (b"1", b"2")] == [b"1", b"2"]
+    websocket.close()

@@ -485,3 +485,10 @@ def test_leaving_the_with_block_closes_the_connection(opened: Opener) -> None:
         assert entered is policy
         assert not connection.closed
     assert connection.closed
+
+
+def test_a_policy_does_not_cross_a_fork(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, _ = opened(REPLY)
+    monkeypatch.setattr("relay.client.conversation.os.getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="before a fork"):
+        policy.infer(OBSERVATION)
