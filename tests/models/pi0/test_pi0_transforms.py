@@ -95,10 +95,11 @@ def test_a_default_prompt_stands_in_for_a_missing_one() -> None:
     assert prepared(prompt=None, default_prompt="pick").tokens == prepared().tokens
 
 
-def test_a_default_prompt_stands_in_for_a_nil_one() -> None:
+@pytest.mark.parametrize("prompt", [None, "", " ", b""])
+def test_a_default_prompt_stands_in_for_an_empty_one(prompt: Any) -> None:
     tokenizer = PromptTokenizer(Characters(), PADDED.max_token_len, True)
-    nil = {**observation(), "prompt": None}
-    assert prepare(nil, Options(), PADDED, tokenizer, default_prompt="pick").tokens == prepared().tokens
+    empty = {**observation(), "prompt": prompt}
+    assert prepare(empty, Options(), PADDED, tokenizer, default_prompt="pick").tokens == prepared().tokens
 
 
 def test_token_ids_are_taken_instead_of_text() -> None:
@@ -151,6 +152,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt is empty"),
     ({"prompt": " \n "}, "prompt is empty"),
     ({"prompt": 7}, "prompt: expected a string, got int"),
+    ({"prompt": np.zeros(3)}, r"prompt: expected a string, got \(3,\) float64"),
     ({"prompt": ["a", "b"]}, "prompt: expected a string, got a list of 2"),
     ({"prompt": b"\xff\xfe"}, "not UTF-8"),
     ({"prompt": "x" * 5000}, "prompt has 5000 bytes"),

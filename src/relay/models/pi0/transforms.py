@@ -160,8 +160,8 @@ def _read_prompt(
             raise ObservationError("'prompt' beside 'tokenized_prompt': send one of the two, not both")
         return _read_tokens(observation, config)
     text = observation.get("prompt")
-    if text is None or text == "":
-        text = default_prompt if default_prompt is not None else text
+    if default_prompt is not None and (text is None or (isinstance(text, str | bytes) and not text.strip())):
+        text = default_prompt
     if text is None:
         raise ObservationError(_missing("prompt", observation) + "; it is the task in plain language")
     if isinstance(text, list | tuple) and len(text) == 1:
