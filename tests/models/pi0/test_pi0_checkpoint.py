@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny import DATA, golden, golden_inputs, tiny_model
+from tiny import Tensors, golden, golden_inputs, load_tiny, tiny_model, tiny_tensors
 
 from relay.demo.vocabulary import write_tokenizer
 from relay.models.pi0.checkpoint import Checkpoint, load_checkpoint, read_settings
-from relay.models.pi0.weights import CheckpointError, load_weights, read_safetensors, save_weights
+from relay.models.pi0.weights import CheckpointError, save_weights
 
 SETTINGS = {
     "action_horizon": 10,
@@ -28,12 +28,6 @@ SETTINGS = {
 EXPERT = "paligemma_with_expert.gemma_expert.model."
 EMBEDDING = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
 HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
-
-Tensors = dict[str, torch.Tensor]
-
-
-def tiny_tensors() -> Tensors:
-    return read_safetensors(DATA / "pi05_tiny.safetensors")
 
 
 def load(folder: Path) -> Checkpoint:
@@ -48,7 +42,7 @@ def load(folder: Path) -> Checkpoint:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_file(tiny_tensors(), tmp_path / "model.safetensors")
+    save_file(tiny_tensors("pi05"), tmp_path / "model.safetensors")
     (tmp_path / "relay.json").write_text(json.dumps(SETTINGS))
     write_tokenizer(tmp_path / "tokenizer.json")
     return tmp_path
@@ -63,40 +57,38 @@ def test_a_folder_loads_and_gives_the_golden_actions(folder: Path) -> None:
 @pytest.mark.parametrize("family", ["pi0", "pi05"])
 def test_saving_and_loading_give_back_every_tensor(family: str) -> None:
     saved = save_weights(tiny_model(family), torch.bfloat16)
-    original = read_safetensors(DATA / f"{family}_tiny.safetensors")
+    original = tiny_tensors(family)
     unused = "paligemma_with_expert.paligemma.model.language_model.norm.weight"
     assert saved.keys() == original.keys()
     assert all(torch.equal(saved[name], tensor) for name, tensor in original.items() if name != unused)
 
 
 def lerobot_prefix(tensors: Tensors) -> Tensors:
-    return {f"model.{name}": tensor for name, tensor in tensors.items()}
+    return Tensors({f"model.{name}": tensor for name, tensor in tensors.items()})
 
 
 def tied_head_only(tensors: Tensors) -> Tensors:
-    return {HEAD if name == EMBEDDING else name: tensor for name, tensor in tensors.items()}
+    return Tensors({HEAD if name == EMBEDDING else name: tensor for name, tensor in tensors.items()})
 
 
 def with_untied_heads(tensors: Tensors) -> Tensors:
     noise = torch.zeros(3, 3)
-    return {**tensors, HEAD: noise, "paligemma_with_expert.gemma_expert.lm_head.weight": noise}
+    return Tensors({**tensors, HEAD: noise, "paligemma_with_expert.gemma_expert.lm_head.weight": noise})
 
 
 @pytest.mark.parametrize("form", [lerobot_prefix, tied_head_only, with_untied_heads])
 def test_the_forms_that_openpi_and_lerobot_write_load_alike(form: Callable[[Tensors], Tensors]) -> None:
-    model = tiny_model("pi05")
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    load_weights(model, form(tiny_tensors()))
-    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    loaded, expected = load_tiny(form(tiny_tensors("pi05"))), tiny_model("pi05").state_dict()
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in loaded.named_parameters())
 
 
 def test_missing_unknown_and_misshapen_tensors_are_all_listed() -> None:
-    tensors = tiny_tensors()
+    tensors = tiny_tensors("pi05")
     del tensors[EXPERT + "norm.dense.bias"]
     tensors["surprise.weight"] = torch.zeros(2)
     tensors["action_in_proj.bias"] = torch.zeros(7)
     with pytest.raises(CheckpointError) as error:
-        load_weights(tiny_model("pi05"), tensors)
+        load_tiny(tensors)
     text = str(error.value)
     assert f"missing: {EXPERT}norm.dense.bias" in text
     assert "unknown: surprise.weight" in text

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from relay.engine.base import Progress
+from relay.engine.weights import CheckpointError, SafetensorsSource, TensorSource
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.model import Pi0
 from relay.models.pi0.tokenizer import PromptTokenizer, load_vocabulary
-from relay.models.pi0.weights import CheckpointError, load_weights, read_safetensors, read_sizes
+from relay.models.pi0.weights import load_weights, read_sizes
 
 WEIGHTS_FILE = "model.safetensors"
 SETTINGS_FILE = "relay.json"
@@ -67,14 +68,10 @@ def load_checkpoint(
     weights_file = folder / WEIGHTS_FILE
     if not weights_file.is_file():
         raise CheckpointError(f"no {WEIGHTS_FILE} in {folder}")
-    progress("reading tensors", 0.0)
-    tensors = read_safetensors(weights_file)
-    config = _configure(tensors, settings)
-    progress("loading weights", 0.3)
-    model = Pi0(config).to_compute_dtype(dtype)
-    load_weights(model, tensors)
-    model.to(device).eval().requires_grad_(False)
-    progress("loading tokenizer", 0.9)
+    source = SafetensorsSource(weights_file)
+    config = _configure(source, settings)
+    model = load_weights(config, source, device, dtype, progress)
+    progress("loading tokenizer", 0.0)
     vocabulary = load_vocabulary(tokenizer or _tokenizer_in(folder))
     return Checkpoint(model, PromptTokenizer(vocabulary, config.max_token_len, config.state_in_prompt))
 
@@ -104,8 +101,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _configure(tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> Pi0Config:
-    sizes = read_sizes(tensors)
+def _configure(source: TensorSource, settings: dict[str, Any]) -> Pi0Config:
+    sizes = read_sizes(source.shapes)
 
     def required(key: str) -> Any:
         if key not in settings:
