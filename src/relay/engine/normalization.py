@@ -23,11 +23,11 @@ Style = Literal["openpi", "lerobot"]
 _OPENPI_EPSILON = 1e-6
 _LEROBOT_EPSILON = 1e-8
 _FAR_DEVIATIONS = 6.0
-_FAR_RANGES = 3.0
-"""A value normalized to [-1, 1] is far outside when it lies more than one whole width of the range beyond an end.
+_FAR_RANGES = 2.25
+"""A value normalized to [-1, 1] is far outside when it lies more than 0.6 widths of the range beyond an end.
 
 One percent of the training data lies beyond each percentile, so the percentiles themselves would raise false alarms;
-for a normal distribution this bound is seven standard deviations."""
+for a normal distribution this bound is 5.2 standard deviations, one false alarm in six million values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class Normalization:
     def unnormalize_actions(self, actions: NDArray[Any]) -> NDArray[np.float64]:
         """Actions `(horizon, m)` of the model in the robot's units.
 
-        Dimensions beyond the statistics are the model's padding: openpi keeps them (z-scored as if their mean were 0 and
-        their deviation 1, otherwise untouched), lerobot cuts them off.
+        Dimensions beyond the statistics are the model's padding: openpi keeps them (z-scored as if their mean were 0
+        and their deviation 1, otherwise untouched), lerobot cuts them off.
         """
         kind = self.actions_kind or self.kind
         if kind == "none":
@@ -130,7 +130,7 @@ class Normalization:
     def outside(self, state: NDArray[Any], names: Sequence[str] = ()) -> str | None:
         """A remark if `state` is nowhere near the training data, which wrong units are the usual cause of.
 
-        That is more than six standard deviations from the mean, or more than a whole width of the range beyond its
+        That is more than six standard deviations from the mean, or more than 0.6 widths of the range beyond its
         ends. The remark tells the worst dimension, by its name where `names` has one.
         """
         if self.kind == "none":
@@ -144,7 +144,8 @@ class Normalization:
         name = f" ({names[worst]})" if worst < len(names) else ""
         where = f"state[{worst}]{name} is {float(state[worst]):.4g}"
         if self.kind == "z_score":
-            return f"{where}, {abs(scaled[worst]):.0f} standard deviations from the mean {first:.4g} of the training data; units?"
+            off = f"{abs(scaled[worst]):.0f} standard deviations from the mean {first:.4g}"
+            return f"{where}, {off} of the training data; units?"
         ends = "1st to 99th percentile" if self.kind == "quantile" else "smallest to largest"
         return f"{where}, far outside {first:.4g} to {second:.4g} ({ends} of the training data); units?"
 

@@ -111,7 +111,9 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
             if name not in steps:
                 raise CheckpointError(f"{file} has no step {name!r}; a {family} policy needs one")
     if before[prompt].config.get("include_state_in_prompt", True) is not True:
-        raise CheckpointError(f"{PREPROCESSOR_FILE}: {prompt} leaves the state out of the prompt, which is not supported")
+        raise CheckpointError(
+            f"{PREPROCESSOR_FILE}: {prompt} leaves the state out of the prompt, which is not supported"
+        )
     image_keys = [key for key in _features(config, "input_features", "VISUAL") if not key.startswith(EMPTY_CAMERA)]
     if not image_keys:
         raise CheckpointError(f"{CONFIG_FILE}: input_features has no camera")
@@ -119,7 +121,9 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
     action_dim = _width(config, "output_features", ACTION, _number(config, "max_action_dim"))
     normalizer, unnormalizer = before[_NORMALIZER], after[_UNNORMALIZER]
     if _mode(normalizer, "VISUAL") != "none":
-        raise CheckpointError(f"{PREPROCESSOR_FILE}: images are scaled with {normalizer.modes['VISUAL']}; only IDENTITY is supported")
+        raise CheckpointError(
+            f"{PREPROCESSOR_FILE}: images are scaled with {normalizer.modes['VISUAL']}; only IDENTITY is supported"
+        )
     state_kind = _mode(normalizer, "STATE")
     only_some = normalizer.config.get("normalize_observation_keys")
     if only_some is not None and STATE not in only_some:
@@ -225,7 +229,9 @@ def _read_steps(path: Path, known: Sequence[str]) -> dict[str, _Step]:
             raise CheckpointError(f"{path.name}: state_file is {state_file!r}, expected a file in the same folder")
         config = entry.get("config") or {}
         if name == "device_processor" and config.get("float_dtype") not in (None, "float32"):
-            raise CheckpointError(f"{path.name}: device_processor rounds to {config['float_dtype']}; only float32 is supported")
+            raise CheckpointError(
+                f"{path.name}: device_processor rounds to {config['float_dtype']}; only float32 is supported"
+            )
         if name in (_NORMALIZER, _UNNORMALIZER) and config.get("eps", 1e-8) != 1e-8:
             raise CheckpointError(f"{path.name}: eps of {name} is {config['eps']}; only 1e-08 is supported")
         steps[name] = _Step(path.name, config, path.parent / state_file if state_file else None)

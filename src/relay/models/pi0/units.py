@@ -2,14 +2,14 @@
 
 Model format means openpi's camera keys, a normalized state, actions as the network gives them. Both directions of each
 step stand in one file: a robot's keys and conversions in its profile (`relay/robots`), the statistics in
-`engine/normalization.py`, and their order here, which is the reference's (openpi: src/openpi/policies/policy_config.py):
-convert, normalize, network, unnormalize, add the state, convert back.
+`engine/normalization.py`, and here their order, which is the reference's: convert, normalize, network, unnormalize, add
+the state, convert back (openpi: src/openpi/policies/policy_config.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Observation
 from relay.robots.profile import RobotProfile
 
-VLLM_CAMERA = "observation.images."
+_VLLM_CAMERA = "observation.images."
 """Prefix of flat camera keys; a map `images` is the other spelling (vllm-omni: docs/serving/openpi_api.md)."""
 
 
@@ -33,13 +33,17 @@ class ModelFormat:
         observation: by the network's keys; without `state` where `state` below holds it.
         state: (state_dim,) float64, normalized, where it came in a robot's units; else None.
         robot_state: (state_dim,) the same before normalization, which relative actions start from; else None.
+        slots: by camera, what messages call its frame.
         notes: what the caller should know.
+        ignored: keys that mean nothing to the robot's profile.
     """
 
     observation: Observation
     state: NDArray[np.float64] | None = None
     robot_state: NDArray[np.float64] | None = None
+    slots: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,14 @@ class RobotUnits:
         """Raises `ObservationError` for what is not this robot's observation."""
         reading = self.profile.read(observation)
         rest = {key: value for key, value in observation.items() if key in _SHARED_KEYS}
-        outside = self.normalization.outside(reading.state)
+        outside = self.normalization.outside(reading.state, self.profile.state_names)
         return ModelFormat(
             {"image": reading.frames, **rest},
             state=self.normalization.normalize_state(reading.state),
             robot_state=reading.state,
+            slots={camera: repr(key) for camera, key in reading.keys.items()},
             notes=(Note(outside, about="state outside the trained range"),) if outside else (),
+            ignored=tuple(key for key in reading.ignored if key not in _SHARED_KEYS),
         )
 
     def to_robot(self, actions: NDArray[np.float32], robot_state: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -74,28 +80,42 @@ class RobotUnits:
         """What a client has to know about keys and units: the metadata's `robot`."""
         return {**self.profile.contract(), "normalization": self.normalization.kind}
 
+    @property
+    def action_space(self) -> str:
+        """RoboArena's word for what the arm's actions are (roboarena: roboarena/policy_server.py).
 
-def to_model_format(observation: Observation, robot: RobotUnits | None) -> ModelFormat:
+        An offset per step is what DROID calls a velocity.
+        """
+        kinds = {action.kind for action in self.profile.actions if action.gripper is None}
+        if kinds == {"velocity"}:
+            return "joint_velocity"
+        return "cartesian_velocity" if kinds == {"relative"} else "joint_position"
+
+
+def to_model_format(observation: Observation, robot: RobotUnits | None, *, model_units: bool) -> ModelFormat:
     """Tell by its keys which format an observation has, and translate it.
+
+    Args:
+        robot: what the keys of a robot's own mean; None if the server was told none.
+        model_units: without a robot, whether vLLM-Omni's keys may be taken for the same values under other names. Not
+            so if the checkpoint has statistics: its clients send robot units then.
 
     Raises:
         ObservationError: a robot's keys where no profile says what they mean, or keys of two formats.
     """
-    if robot is not None and ("image" not in observation or robot.profile.is_its(observation)):
+    if robot is not None and robot.profile.is_its(observation):
         return robot.to_model(observation)
-    if "image" not in observation and any(_is_vllm(key) for key in observation):
+    if "image" in observation:
+        return ModelFormat(observation)
+    theirs = next((key for key in observation if key == "images" or key.startswith(_ROBOT_KEYS)), None)
+    if theirs is None:
+        return ModelFormat(observation)
+    if model_units and not theirs.startswith("observation/"):
         return ModelFormat(_from_vllm(observation))
-    robots = [key for key in observation if key.startswith("observation/")]
-    if "image" not in observation and robots:
-        raise ObservationError(
-            f"{robots[0]!r} is a key in a robot's own units, and this server has no profile for it; "
-            "start it with --robot NAME, or send 'image' and a normalized 'state'"
-        )
-    return ModelFormat(observation)
-
-
-def _is_vllm(key: str) -> bool:
-    return key == "images" or key.startswith(VLLM_CAMERA)
+    raise ObservationError(
+        f"{theirs!r} is a key of a robot in its own units, and this server has no profile to read it by; "
+        "start it with --robot NAME, or send 'image' and a normalized 'state'"
+    )
 
 
 def _from_vllm(observation: Observation) -> Observation:
@@ -103,8 +123,8 @@ def _from_vllm(observation: Observation) -> Observation:
     frames: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for key, value in observation.items():
-        if key.startswith(VLLM_CAMERA):
-            frames[key.removeprefix(VLLM_CAMERA)] = value
+        if key.startswith(_VLLM_CAMERA):
+            frames[key.removeprefix(_VLLM_CAMERA)] = value
         elif key == "images":
             if not isinstance(value, Mapping):
                 raise ObservationError(f"images: expected a map of camera name to frame, got {type(value).__name__}")
@@ -114,4 +134,5 @@ def _from_vllm(observation: Observation) -> Observation:
     return {"image": frames, **rest}
 
 
+_ROBOT_KEYS = ("observation/", _VLLM_CAMERA)
 _SHARED_KEYS = ("prompt", "tokenized_prompt", "tokenized_prompt_mask", "image_mask")
