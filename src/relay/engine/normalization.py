@@ -104,8 +104,8 @@ class Normalization:
     def unnormalize_actions(self, actions: NDArray[Any]) -> NDArray[np.float64]:
         """Actions `(horizon, m)` of the model in the robot's units.
 
-        Dimensions beyond the statistics are the model's padding: openpi keeps them (z-scored as if their mean were 0 and
-        their deviation 1, otherwise untouched), lerobot cuts them off.
+        Dimensions beyond the statistics are the model's padding: openpi keeps them (z-scored as if their mean were 0
+        and their deviation 1, otherwise untouched), lerobot cuts them off.
         """
         kind = self.actions_kind or self.kind
         if kind == "none":
@@ -144,7 +144,8 @@ class Normalization:
         name = f" ({names[worst]})" if worst < len(names) else ""
         where = f"state[{worst}]{name} is {float(state[worst]):.4g}"
         if self.kind == "z_score":
-            return f"{where}, {abs(scaled[worst]):.0f} standard deviations from the mean {first:.4g} of the training data; units?"
+            off = f"{abs(scaled[worst]):.0f} standard deviations from the mean {first:.4g}"
+            return f"{where}, {off} of the training data; units?"
         ends = "1st to 99th percentile" if self.kind == "quantile" else "smallest to largest"
         return f"{where}, far outside {first:.4g} to {second:.4g} ({ends} of the training data); units?"
 

@@ -43,7 +43,9 @@ def read_norm_stats(file: Path) -> tuple[Statistics, Statistics]:
     for key in ("state", "actions"):
         if key not in stats:
             raise StatisticsError(f"{file} has no statistics of {key!r}; it has {', '.join(stats) or 'none at all'}")
-    state, actions = (_statistics(_mapping(stats[key], f"{key!r} to be an object", file), key, file) for key in ("state", "actions"))
+    state, actions = (
+        _statistics(_mapping(stats[key], f"{key!r} to be an object", file), key, file) for key in ("state", "actions")
+    )
     return state, actions
 
 
@@ -101,7 +103,9 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
     for vector, field in zip(pair, PAIRS[kind], strict=True):
         wrong = np.flatnonzero(~np.isfinite(vector[:width]))
         if len(wrong):
-            raise StatisticsError(f"{file}: {field} of {name}[{wrong[0]}] is {vector[wrong[0]]}, expected a finite number")
+            raise StatisticsError(
+                f"{file}: {field} of {name}[{wrong[0]}] is {vector[wrong[0]]}, expected a finite number"
+            )
     spread = second if kind == "z_score" else second - first
     flat = np.flatnonzero(spread[:width] <= 0)
     if len(flat):

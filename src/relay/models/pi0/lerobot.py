@@ -15,7 +15,6 @@ from typing import Any, cast
 from relay.engine.normalization import Kind, Normalization, Statistics
 from relay.engine.statistics import fit, read_lerobot_state
 from relay.engine.weights import CheckpointError
-from relay.models.pi0.settings import VISION_HEADS
 from relay.robots.profile import ActionDimension, Camera, RobotProfile, StatePart
 
 CONFIG_FILE = "config.json"
@@ -56,6 +55,7 @@ class LerobotPolicy:
 
     Attributes:
         settings: what it says, as keys of `relay.json`.
+        paligemma_variant: openpi's name for the sizes of vision tower and prefix transformer.
         image_resolution: (height, width) of the network's images.
         cameras: names of the network's cameras, in the order of their tokens.
         state_dim, action_dim: the robot's real widths.
@@ -68,6 +68,7 @@ class LerobotPolicy:
     """
 
     settings: Mapping[str, Any]
+    paligemma_variant: str | None
     image_resolution: tuple[int, int]
     cameras: tuple[str, ...]
     state_dim: int
@@ -111,7 +112,9 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
             if name not in steps:
                 raise CheckpointError(f"{file} has no step {name!r}; a {family} policy needs one")
     if before[prompt].config.get("include_state_in_prompt", True) is not True:
-        raise CheckpointError(f"{PREPROCESSOR_FILE}: {prompt} leaves the state out of the prompt, which is not supported")
+        raise CheckpointError(
+            f"{PREPROCESSOR_FILE}: {prompt} leaves the state out of the prompt, which is not supported"
+        )
     image_keys = [key for key in _features(config, "input_features", "VISUAL") if not key.startswith(EMPTY_CAMERA)]
     if not image_keys:
         raise CheckpointError(f"{CONFIG_FILE}: input_features has no camera")
@@ -119,10 +122,12 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
     action_dim = _width(config, "output_features", ACTION, _number(config, "max_action_dim"))
     normalizer, unnormalizer = before[_NORMALIZER], after[_UNNORMALIZER]
     if _mode(normalizer, "VISUAL") != "none":
-        raise CheckpointError(f"{PREPROCESSOR_FILE}: images are scaled with {normalizer.modes['VISUAL']}; only IDENTITY is supported")
+        raise CheckpointError(
+            f"{PREPROCESSOR_FILE}: images are scaled with {normalizer.modes['VISUAL']}; only IDENTITY is supported"
+        )
     state_kind = _mode(normalizer, "STATE")
     only_some = normalizer.config.get("normalize_observation_keys")
-    if only_some is not None and STATE not in only_some:
+    if (only_some is not None and STATE not in only_some) or STATE not in normalizer.config.get("features", {STATE}):
         state_kind = "none"
     names = before[_RELATIVE].config.get("action_names") if _RELATIVE in before else config.get("action_feature_names")
     height, width = config.get("image_resolution") or (224, 224)
@@ -135,8 +140,8 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
             "state_in_prompt": family == "pi05",
             "max_token_len": _number(before[_TOKENIZER].config, "max_length", PREPROCESSOR_FILE),
             "num_steps": _number(config, "num_inference_steps"),
-            "paligemma_variant": config.get("paligemma_variant"),
         },
+        paligemma_variant=config.get("paligemma_variant"),
         image_resolution=(height, width),
         cameras=tuple(_short(key) for key in image_keys),
         state_dim=state_dim,
@@ -180,7 +185,7 @@ def lerobot_profile(policy: LerobotPolicy) -> RobotProfile:
         cameras=tuple(Camera(name, _camera_keys(policy, name)) for name in policy.cameras),
         state=(
             StatePart(
-                keys=(*_renamed_to(policy, STATE), STATE, "state"),
+                keys=(*_keys(policy, STATE), "state"),
                 names=tuple(f"state_{i}" for i in range(policy.state_dim)),
                 units=("unknown",) * policy.state_dim,
             ),
@@ -225,7 +230,9 @@ def _read_steps(path: Path, known: Sequence[str]) -> dict[str, _Step]:
             raise CheckpointError(f"{path.name}: state_file is {state_file!r}, expected a file in the same folder")
         config = entry.get("config") or {}
         if name == "device_processor" and config.get("float_dtype") not in (None, "float32"):
-            raise CheckpointError(f"{path.name}: device_processor rounds to {config['float_dtype']}; only float32 is supported")
+            raise CheckpointError(
+                f"{path.name}: device_processor rounds to {config['float_dtype']}; only float32 is supported"
+            )
         if name in (_NORMALIZER, _UNNORMALIZER) and config.get("eps", 1e-8) != 1e-8:
             raise CheckpointError(f"{path.name}: eps of {name} is {config['eps']}; only 1e-08 is supported")
         steps[name] = _Step(path.name, config, path.parent / state_file if state_file else None)
@@ -300,13 +307,16 @@ def _short(image_key: str) -> str:
 
 
 def _camera_keys(policy: LerobotPolicy, name: str) -> tuple[str, ...]:
-    key = IMAGES + name
-    own = _renamed_to(policy, key)
-    return (*own, *(f"images/{_short(other)}" for other in own), key, f"images/{name}", f"images/{key}")
+    keys: list[str] = []
+    for key in _keys(policy, IMAGES + name):
+        keys += [key, f"images/{_short(key)}", f"images/{key}"]
+    return tuple(dict.fromkeys(keys))
 
 
-def _renamed_to(policy: LerobotPolicy, key: str) -> tuple[str, ...]:
-    return tuple(robots for robots, networks in policy.renamed if networks == key)
+def _keys(policy: LerobotPolicy, key: str) -> tuple[str, ...]:
+    """The robot's keys for one of the network's: those renamed to it, and itself unless it's renamed to another."""
+    own = tuple(robots for robots, networks in policy.renamed if networks == key)
+    return own if key in dict(policy.renamed) else (*own, key)
 
 
 def read_json(path: Path) -> dict[str, Any]:
