@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from relay.engine.orbax import OrbaxSource
 from relay.engine.weights import INDEX_FILE, SINGLE_FILE, CheckpointError, SafetensorsSource, TensorSource
+from relay.models.pi0.jax_names import from_jax
 from relay.models.pi0.lerobot import CONFIG_FILE, is_lerobot
 
 PARAMS_FOLDER, ASSETS_FOLDER = "params", "assets"
@@ -50,9 +52,6 @@ def open_tensors(folder: Path, form: Format) -> TensorSource:
     """
     if form != "openpi-jax":
         return SafetensorsSource(folder)
-    from relay.engine.orbax import OrbaxSource
-    from relay.models.pi0.jax_names import from_jax
-
     return from_jax(OrbaxSource(folder / PARAMS_FOLDER))
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from relay.engine.normalization import Normalization
 from relay.engine.statistics import StatisticsError, find_openpi_assets
@@ -68,26 +68,26 @@ def inspect_checkpoint(
     tokenizer: Path | None = None,
     family: Family | None = None,
 ) -> Inspection:
-    """Find out everything about a folder but its weights. Arguments as for `load_checkpoint`; problems are collected."""
+    """Find out everything about a folder but its weights; the arguments are those of `load_checkpoint`."""
     attempt = _Attempts()
-    form = attempt(lambda: recognise(folder))
-    tensors = attempt(lambda: open_tensors(folder, form)) if form else None
-    sizes = attempt(lambda: read_sizes(tensors.shapes)) if tensors else None
+    form = attempt(recognise, folder)
+    tensors = attempt(open_tensors, folder, form) if form else None
+    sizes = attempt(read_sizes, tensors.shapes) if tensors else None
     if form is None or tensors is None or sizes is None:
         return Inspection(folder, form, problems=attempt.problems)
-    named = attempt(lambda: find_configuration(config)) if config else None
-    policy = attempt(lambda: read_lerobot(folder)) if form == "lerobot" else None
-    settings = attempt(lambda: _collect(folder, form, sizes, robot, config, named, policy))
+    named = attempt(find_configuration, config) if config else None
+    policy = attempt(read_lerobot, folder) if form == "lerobot" else None
+    settings = attempt(_collect, folder, form, sizes, robot, config, named, policy)
     if settings is None or attempt.problems:
         return Inspection(folder, form, sizes, problems=attempt.problems, tensors=tensors)
-    attempt(lambda: _agree(settings, sizes, family))
-    profile = attempt(lambda: _choose_profile(folder, settings, policy))
+    attempt(_agree, settings, sizes, family)
+    profile = attempt(_choose_profile, folder, settings, policy)
     assets = find_openpi_assets(folder)
     scaling = None
     if not attempt.problems:
-        scaling = attempt(lambda: choose_scaling(folder, settings, profile, policy, assets))
-    made = attempt(lambda: _configure(sizes, settings, profile, policy, scaling)) if scaling else None
-    vocabulary = attempt(lambda: tokenizer or _tokenizer_in(folder, policy))
+        scaling = attempt(choose_scaling, folder, settings, profile, policy, assets)
+    made = attempt(_configure, sizes, settings, profile, policy, scaling) if scaling else None
+    vocabulary = tokenizer or attempt(_tokenizer_in, folder, policy)
     return Inspection(
         folder,
         form,
@@ -122,6 +122,7 @@ def write_settings(found: Inspection) -> Path:
     return path
 
 
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
@@ -131,9 +132,11 @@ class _Attempts:
     def __init__(self) -> None:
         self._said: list[str] = []
 
-    def __call__(self, step: Callable[[], _Result]) -> _Result | None:
+    def __call__(
+        self, step: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result | None:
         try:
-            return step()
+            return step(*args, **kwargs)
         except (CheckpointError, StatisticsError, ProfileError) as error:
             self._said.append(str(error))
         return None
@@ -244,7 +247,8 @@ def _configure(
         )
     if profile is not None and profile.action_dim > sizes.action_dim:
         raise CheckpointError(
-            f"robot {profile.name} takes {profile.action_dim} action dimensions, but this network gives {sizes.action_dim}"
+            f"robot {profile.name} takes {profile.action_dim} action dimensions, but this network gives "
+            f"{sizes.action_dim}"
         )
     if policy is not None and policy.image_resolution != (sizes.image_size, sizes.image_size):
         raise CheckpointError(

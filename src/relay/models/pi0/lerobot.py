@@ -30,13 +30,15 @@ _RELATIVE, _ABSOLUTE = "relative_actions_processor", "absolute_actions_processor
 _NORMALIZER, _UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
 _RENAME, _TOKENIZER = "rename_observations_processor", "tokenizer_processor"
 _PI05_PROMPT = "pi05_prepare_state_tokenizer_processor_step"
+_PI0_PROMPT = "pi0_new_line_processor"
+_BATCH, _DEVICE = "to_batch_processor", "device_processor"
 _STEPS: dict[str, tuple[str, ...]] = {
-    "pi05": (_RENAME, "to_batch_processor", _RELATIVE, _NORMALIZER, _PI05_PROMPT, _TOKENIZER, "device_processor"),
-    "pi0": (_RENAME, "to_batch_processor", "pi0_new_line_processor", _TOKENIZER, "device_processor", _RELATIVE, _NORMALIZER),
-}  # fmt: skip
+    "pi05": (_RENAME, _BATCH, _RELATIVE, _NORMALIZER, _PI05_PROMPT, _TOKENIZER, _DEVICE),
+    "pi0": (_RENAME, _BATCH, _PI0_PROMPT, _TOKENIZER, _DEVICE, _RELATIVE, _NORMALIZER),
+}
 """The steps before the network, in lerobot's order; `relative_actions_processor` came later than the others."""
 
-_STEPS_AFTER = (_UNNORMALIZER, _ABSOLUTE, "device_processor")
+_STEPS_AFTER = (_UNNORMALIZER, _ABSOLUTE, _DEVICE)
 
 _DEFAULTS: dict[str, Any] = {
     "n_obs_steps": 1,
@@ -103,7 +105,7 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
             raise CheckpointError(f"{CONFIG_FILE}: {key} is {config[key]!r}; only {only!r} is supported")
     before = _read_steps(folder / PREPROCESSOR_FILE, _STEPS[family])
     after = _read_steps(folder / POSTPROCESSOR_FILE, _STEPS_AFTER)
-    prompt = _PI05_PROMPT if family == "pi05" else "pi0_new_line_processor"
+    prompt = _PI05_PROMPT if family == "pi05" else _PI0_PROMPT
     for file, steps, needed in (
         (PREPROCESSOR_FILE, before, (_NORMALIZER, prompt, _TOKENIZER)),
         (POSTPROCESSOR_FILE, after, (_UNNORMALIZER,)),
@@ -163,13 +165,8 @@ def read_lerobot_normalization(policy: LerobotPolicy) -> Normalization:
     Raises:
         CheckpointError, StatisticsError: they are missing, or another robot's.
     """
-    state, actions = (
-        _read_statistics(file, key, kind, width)
-        for file, key, kind, width in (
-            (policy.state_file, STATE, policy.state_kind, policy.state_dim),
-            (policy.actions_file, ACTION, policy.actions_kind, policy.action_dim),
-        )
-    )
+    state = _read_statistics(policy.state_file, STATE, policy.state_kind, policy.state_dim)
+    actions = _read_statistics(policy.actions_file, ACTION, policy.actions_kind, policy.action_dim)
     return Normalization(policy.state_kind, "lerobot", state, actions, policy.actions_kind)
 
 
@@ -215,8 +212,8 @@ class _Step:
 def _read_steps(path: Path, known: Sequence[str]) -> dict[str, _Step]:
     if not path.is_file():
         raise CheckpointError(
-            f"no {path.name} in {path.parent}: it says how the state is scaled; folders from before lerobot 0.4 get one "
-            "from lerobot's migrate_policy_normalization.py"
+            f"no {path.name} in {path.parent}: it says how the state is scaled; folders from before lerobot 0.4 get "
+            "one from lerobot's migrate_policy_normalization.py"
         )
     steps: dict[str, _Step] = {}
     for entry in read_json(path).get("steps") or ():
@@ -229,16 +226,17 @@ def _read_steps(path: Path, known: Sequence[str]) -> dict[str, _Step]:
         if state_file is not None and Path(state_file).name != state_file:
             raise CheckpointError(f"{path.name}: state_file is {state_file!r}, expected a file in the same folder")
         config = entry.get("config") or {}
-        if name == "device_processor" and config.get("float_dtype") not in (None, "float32"):
+        if name == _DEVICE and config.get("float_dtype") not in (None, "float32"):
             raise CheckpointError(
                 f"{path.name}: device_processor rounds to {config['float_dtype']}; only float32 is supported"
             )
         if name in (_NORMALIZER, _UNNORMALIZER) and config.get("eps", 1e-8) != 1e-8:
             raise CheckpointError(f"{path.name}: eps of {name} is {config['eps']}; only 1e-08 is supported")
         steps[name] = _Step(path.name, config, path.parent / state_file if state_file else None)
-    if list(steps) != [name for name in known if name in steps]:
+    expected = [name for name in known if name in steps]
+    if list(steps) != expected:
         raise CheckpointError(
-            f"{path.name} has its steps in the order {', '.join(steps)}; expected {', '.join(n for n in known if n in steps)}"
+            f"{path.name} has its steps in the order {', '.join(steps)}; expected {', '.join(expected)}"
         )
     return steps
 

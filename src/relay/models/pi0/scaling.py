@@ -83,15 +83,15 @@ def _statistics_file(
     if not assets:
         place = folder / ASSETS_FOLDER / (wanted.value if wanted else "<robot>") / NORM_STATS_FILE
         raise CheckpointError(
-            f"no statistics: looked for {place}; copy the {ASSETS_FOLDER} folder from where the checkpoint was trained, "
-            "or name their file under 'statistics' in a robot profile and pass it with --robot"
+            f"no statistics: looked for {place}; copy the {ASSETS_FOLDER} folder from where the checkpoint was "
+            "trained, or name their file under 'statistics' in a robot profile and pass it with --robot"
         )
     found = ", ".join(assets)
     if wanted is not None:
         if wanted.value not in assets:
             raise CheckpointError(
-                f"{wanted.source} asks for the statistics of {wanted.value!r}, but {folder / ASSETS_FOLDER} holds those "
-                f"of {found}; write the right one into {SETTINGS_FILE} as 'asset_id'"
+                f"{wanted.source} asks for the statistics of {wanted.value!r}, but {folder / ASSETS_FOLDER} holds "
+                f"those of {found}; write the right one into {SETTINGS_FILE} as 'asset_id'"
             )
         return assets[wanted.value], wanted
     if len(assets) == 1:

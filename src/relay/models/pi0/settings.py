@@ -124,9 +124,8 @@ def read_settings(path: Path) -> dict[str, Any]:
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise CheckpointError(f"{path.name}: unknown key {key!r}{hint}; it takes {', '.join(KEYS)}")
         if type(value) is not KEYS[key]:
-            raise CheckpointError(
-                f"{path.name}: {key} is {shown(value)}, expected {'an' if KEYS[key] is int else 'a'} {KEYS[key].__name__}"
-            )
+            expected = f"{'an' if KEYS[key] is int else 'a'} {KEYS[key].__name__}"
+            raise CheckpointError(f"{path.name}: {key} is {shown(value)}, expected {expected}")
     if settings.get("normalization", "none") not in NORMALIZATIONS:
         raise CheckpointError(
             f"{path.name}: normalization is {settings['normalization']!r}, expected {', '.join(NORMALIZATIONS)}"
