@@ -51,7 +51,7 @@ class Configuration:
             "normalization": self.normalization,
             "asset_id": self.asset_id,
             "robot": self.robot,
-            "metadata": dict(self.metadata),
+            "metadata": dict(self.metadata) or None,
         }
 
 

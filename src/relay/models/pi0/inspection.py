@@ -231,7 +231,8 @@ def _configure(
         "vision_heads": (1, sizes.vision_width),
     }
     for key, (least, most) in bounds.items():
-        values.setdefault(key, settings.require(key))
+        if key not in values:
+            values[key] = settings.require(key)
         if not least <= values[key] <= most:
             place = settings.source(key) if key in settings.found else "the statistics"
             raise CheckpointError(f"{place}: {key} must be between {least} and {most}, got {values[key]}")
