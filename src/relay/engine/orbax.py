@@ -26,9 +26,9 @@ _HELD_BYTES = 512 * 2**20
 
 
 class _Block(NamedTuple):
-    """The part of an array that is held: its index among the array's chunks along axis 0, and its values."""
+    """The part of an array that is held: where it starts on axis 0, and its values."""
 
-    index: int
+    start: int
     values: Tensor
 
 
@@ -65,17 +65,14 @@ class OrbaxSource:
         need the room; asking for all layers of one array after the other decodes each chunk once.
         """
         array = self._arrays[name]
-        depth = array.chunk_layout.read_chunk.shape[0] or array.shape[0]
-        index = layer // depth
-        block = self._held.pop(name, None)
-        if block is None or block.index != index:
-            block = None  # free it before the next is read
-            rows = slice(index * depth, min((index + 1) * depth, array.shape[0]))
-            size = (rows.stop - rows.start) * int(np.prod(array.shape[1:])) * array.dtype.numpy_dtype.itemsize
-            self._make_room(size)
-            block = _Block(index, self._read(name, array[rows]))
-        self._held[name] = block
-        return block.values[layer - index * depth]
+        depth = array.chunk_layout.read_chunk.shape[0]
+        start = layer // depth * depth
+        if name not in self._held or self._held[name].start != start:
+            self._held.pop(name, None)
+            block = array[start : min(start + depth, array.shape[0])]
+            self._make_room(block.size * block.dtype.numpy_dtype.itemsize)
+            self._held[name] = _Block(start, self._read(name, block))
+        return self._held[name].values[layer - start]
 
     def _make_room(self, size: int) -> None:
         while self._held and size + sum(block.values.nbytes for block in self._held.values()) > _HELD_BYTES:
@@ -156,7 +153,7 @@ def _plain_names(arrays: dict[str, Any]) -> dict[str, Any]:
 
 def _tensorstore() -> Any:
     try:
-        import tensorstore
+        import tensorstore  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError:
         raise CheckpointError("reading a JAX checkpoint needs tensorstore: pip install 'relay-robotics[jax]'") from None
     return tensorstore

@@ -3,8 +3,8 @@
     python write_orbax.py WEIGHTS.safetensors FOLDER [--heads 8] [--vision-heads 2] [--dtype float32]
                           [--value] [--no-ocdbt] [--zarr3] [--chunk-bytes N]
 
-Runs where orbax-checkpoint is installed and knows nothing of `relay`: the layouts are written out here once more, in the
-other direction and in NumPy, so that the reader is checked by something else than itself.
+Runs where orbax-checkpoint is installed (`make references`) and knows nothing of `relay`: the layouts are written out
+here once more, in the other direction and in NumPy, so that the reader is checked by something else than itself.
 """
 
 from __future__ import annotations
