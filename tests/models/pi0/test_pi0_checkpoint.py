@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from folders import write_tokenizer
 from safetensors.torch import save_file
 from tiny import Tensors, golden, golden_inputs, load_tiny, tiny_model, tiny_tensors
 
-from relay.demo.vocabulary import write_tokenizer
-from relay.models.pi0.checkpoint import Checkpoint, load_checkpoint, read_settings
+from relay.demo import vocabulary as demo_vocabulary
+from relay.models.pi0.checkpoint import Checkpoint, load_checkpoint
+from relay.models.pi0.settings import read_settings
 from relay.models.pi0.weights import CheckpointError, save_weights
 
 SETTINGS = {
@@ -102,6 +104,22 @@ def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
         load(folder)
 
 
+def test_all_problems_are_told_at_once(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "relay.json").write_text(json.dumps({**SETTINGS, "num_steps": 0}))
+    with pytest.raises(CheckpointError) as error:
+        load(folder)
+    assert "num_steps must be between 1 and 50" in str(error.value)
+    assert "no tokenizer in" in str(error.value)
+
+
+def test_another_networks_tokenizer_is_refused(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    demo_vocabulary.write_tokenizer(folder / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="gives the id .*, but this network has 64 tokens"):
+        load(folder)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -114,6 +132,8 @@ def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
         ({"state_dim": 33}, "state_dim must be between 1 and 32, got 33"),
         ({"action_horizon": -1}, "action_horizon must be between 1 and 512"),
         ({"vision_heads": 7}, "vision_heads 7 does not divide the width 32"),
+        ({"normalization": "quantiles"}, "normalization is 'quantiles', expected z_score, quantile, none"),
+        ({"metadata": [1]}, "metadata is a list of 1 items, expected a dict"),
     ],
 )
 def test_settings_that_cannot_be_right_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
@@ -125,7 +145,7 @@ def test_settings_that_cannot_be_right_are_refused(folder: Path, changes: dict[s
 @pytest.mark.parametrize("key", sorted(SETTINGS))
 def test_what_the_tensors_do_not_tell_must_be_said(folder: Path, key: str) -> None:
     (folder / "relay.json").write_text(json.dumps({k: v for k, v in SETTINGS.items() if k != key}))
-    with pytest.raises(CheckpointError, match=f"no '{key}'"):
+    with pytest.raises(CheckpointError, match=f"nothing says '{key}'"):
         load(folder)
 
 

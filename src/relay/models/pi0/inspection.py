@@ -115,7 +115,7 @@ def write_settings(found: Inspection) -> Path:
     if found.problems:
         raise CheckpointError("\n".join(found.problems))
     values = {key: found.settings[key].value for key in KEYS if key in found.settings}
-    if Path(values.get("robot", "")).suffix:
+    if _is_file(values.get("robot", "")) and found.settings["robot"].source != SETTINGS_FILE:
         values["robot"] = str(Path(values["robot"]).absolute())
     path = found.folder / SETTINGS_FILE
     path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
@@ -204,7 +204,7 @@ def _choose_profile(folder: Path, settings: Settings, policy: LerobotPolicy | No
     name = settings.get("robot")
     if name is None:
         return lerobot_profile(policy) if policy else None
-    if settings.source("robot") == SETTINGS_FILE and Path(name).suffix:
+    if settings.source("robot") == SETTINGS_FILE and _is_file(name):
         name = str(folder / name)
     profile = load_profile(name)
     cameras = policy.cameras if policy else CAMERAS
@@ -291,6 +291,11 @@ def _resolved(settings: Settings, config: Pi0Config | None, scaling: Scaling | N
     if scaling is not None and scaling.asset_id is not None:
         found["asset_id"] = scaling.asset_id
     return {key: found[key] for key in KEYS if key in found}
+
+
+def _is_file(robot: str) -> bool:
+    """Whether a robot is named by a profile of its own; in `relay.json` relative to the folder."""
+    return robot.endswith((".yaml", ".yml"))
 
 
 def _tokenizer_in(folder: Path, policy: LerobotPolicy | None) -> Path:
