@@ -53,10 +53,10 @@ def test_a_folder_without_assets_has_none(tmp_path: Path) -> None:
         ({"norm_stats": []}, "expected 'norm_stats' to be an object"),
         ({"norm_stats": {"state": VECTOR}}, "no statistics of 'actions'; it has state"),
         ({"norm_stats": {"state": VECTOR, "actions": {**VECTOR, "std": [1.0]}}}, "mean 2, std 1"),
-        ({"norm_stats": {"state": VECTOR, "actions": {**VECTOR, "std": ["a"]}}}, "std of actions is not a list of numbers"),
+        ({"norm_stats": {"state": VECTOR, "actions": {**VECTOR, "std": ["a"]}}}, "std of actions is not a list"),
         ({"norm_stats": {"state": {**VECTOR, "q01": [[1.0]]}, "actions": VECTOR}}, "q01 of state has shape (1, 1)"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_none_of_openpis_is_refused(tmp_path: Path, content: Any, text: str) -> None:
     with pytest.raises(StatisticsError) as error:
         read_norm_stats(write(tmp_path, content))
@@ -71,7 +71,7 @@ def test_lerobots_state_file_gives_one_features_statistics(tmp_path: Path) -> No
     read = read_lerobot_state(file, "observation.state")
     assert read.mean is not None
     assert read.mean.tolist() == [1.0, 2.0]
-    with pytest.raises(StatisticsError, match="no statistics of 'observation'; it has action, observation.state"):
+    with pytest.raises(StatisticsError, match=r"of 'observation'; it has action, observation\.state"):
         read_lerobot_state(file, "observation")
 
 

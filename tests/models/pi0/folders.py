@@ -33,7 +33,14 @@ def norm_stats(width: int, *, shift: float = 0.0, padded: int | None = None) -> 
     """Statistics of `width` dimensions, each with another range; zeros up to `padded`."""
     index = np.arange(width)
     mean, std = 0.1 * index - 0.3 + shift, 0.5 + 0.05 * index
-    stats = {"mean": mean, "std": std, "q01": mean - 2 * std, "q99": mean + 2.5 * std, "min": mean - 3 * std, "max": mean + 4 * std}  # fmt: skip
+    stats = {
+        "mean": mean,
+        "std": std,
+        "q01": mean - 2 * std,
+        "q99": mean + 2.5 * std,
+        "min": mean - 3 * std,
+        "max": mean + 4 * std,
+    }
     return {name: np.pad(value, (0, (padded or width) - width)).tolist() for name, value in stats.items()}
 
 
@@ -110,8 +117,9 @@ def write_lerobot(
     save_file({f"model.{name}": tensor for name, tensor in tiny_tensors(family).items()}, folder / "model.safetensors")
     usual = "QUANTILES" if family == "pi05" else "MEAN_STD"
     norm_map = {"VISUAL": "IDENTITY", "STATE": usual, "ACTION": usual, **(modes or {})}
-    images = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 480, 640]} for name in cameras}
-    empty = {f"observation.images.empty_camera_{i}": {"type": "VISUAL", "shape": [3, 224, 224]} for i in range(empty_cameras)}  # fmt: skip
+    camera = {"type": "VISUAL", "shape": [3, 480, 640]}
+    images = {f"observation.images.{name}": camera for name in cameras}
+    empty = {f"observation.images.empty_camera_{i}": camera for i in range(empty_cameras)}
     inputs = {**images, **empty, "observation.state": {"type": "STATE", "shape": [state_dim]}}
     outputs = {"action": {"type": "ACTION", "shape": [action_dim]}}
     names = [f"joint_{i}.pos" for i in range(action_dim - 1)] + ["gripper.pos"]

@@ -213,6 +213,11 @@ def _choose_profile(folder: Path, settings: Settings, policy: LerobotPolicy | No
         raise CheckpointError(
             f"robot {profile.name} fills the camera {strange[0]!r}, but this checkpoint's are {', '.join(cameras)}"
         )
+    if policy is not None and profile.action_dim != policy.action_dim:
+        raise CheckpointError(
+            f"robot {profile.name} takes {profile.action_dim} action dimensions, but this checkpoint gives "
+            f"{policy.action_dim}"
+        )
     return profile
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,7 @@ class PromptTokenizer:
                 "it is another model's tokenizer"
             )
 
-    def __call__(self, prompt: str, state: NDArray[np.float32] | None = None) -> Prompt:
+    def __call__(self, prompt: str, state: NDArray[np.floating[Any]] | None = None) -> Prompt:
         """Tokenize the task and, where the prompt holds it, the normalized state `(state_dim,)` of the real width."""
         task = prompt.removesuffix("\n") if self.raw else clean(prompt)
         if self.state_in_prompt:
@@ -135,7 +135,7 @@ def clean(prompt: str) -> str:
     return prompt.strip().replace("_", " ").replace("\n", " ")
 
 
-def discretize(state: NDArray[np.float32]) -> list[int]:
+def discretize(state: NDArray[np.floating[Any]]) -> list[int]:
     """One of 256 bins over [-1, 1] per value; anything below -1 is bin -1, above 1 bin 255, as in openpi."""
     edges = np.linspace(-1, 1, STATE_BINS + 1)[:-1]
     return [int(b) for b in np.digitize(state, edges) - 1]
