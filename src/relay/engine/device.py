@@ -17,7 +17,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()  # fails on devices that this machine lacks, and on `meta`
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "it cannot be used"
         raise CheckpointError(f"--device {name}: {reason}; this machine has {', '.join(_available())}") from None
