@@ -42,8 +42,9 @@ def test_action_mappings_invert_each_other(state: np.ndarray) -> None:
     assert aloha.actions_to_policy(aloha.actions_to_robot(actions)) == pytest.approx(actions, abs=1e-12)
 
 
-def test_a_gripper_beyond_the_linkage_stays_finite(state: np.ndarray) -> None:
-    state[[6, 13]] = [1.2, -0.01844 / (0.05800 - 0.01844)]
+@pytest.mark.parametrize("beyond", [1.2, 0.01844 / (0.05800 - 0.01844), 1e300])
+def test_a_gripper_beyond_the_linkage_stays_finite(state: np.ndarray, beyond: float) -> None:
+    state[[6, 13]] = [beyond, -beyond]
     assert np.isfinite(aloha.state_to_policy(state)).all()
 
 
