@@ -14,13 +14,6 @@ PARAMS_FOLDER, ASSETS_FOLDER = "params", "assets"
 
 Format = Literal["relay", "openpi-jax", "openpi-pytorch", "lerobot"]
 
-DESCRIPTIONS: dict[Format, str] = {
-    "relay": "safetensors with relay.json",
-    "openpi-jax": "openpi, written by JAX (params/)",
-    "openpi-pytorch": "openpi, converted to PyTorch (model.safetensors)",
-    "lerobot": "lerobot (model.safetensors, config.json and processor files)",
-}
-
 
 def recognise(folder: Path) -> Format:
     """The folder's format, by the files in it; where weights stand twice, safetensors win as in openpi.
