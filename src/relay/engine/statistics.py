@@ -81,7 +81,7 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
         name: what they are statistics of, for messages.
 
     Raises:
-        StatisticsError: a vector is missing, too short or of another robot; a value isn't finite; a dimension is constant.
+        StatisticsError: a vector is missing, too short or another robot's; a value isn't finite; a value is constant.
     """
     try:
         pair = statistics.pair(kind) if kind != "none" else ()
@@ -112,8 +112,8 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
         what = "std" if kind == "z_score" else " - ".join(reversed(PAIRS[kind]))
         where = ", ".join(f"{name}[{i}]" for i in flat)
         raise StatisticsError(
-            f"{file}: {what} of {where} is {spread[flat[0]]:g}, so it cannot be scaled; compute the statistics from data "
-            "in which it changes, or name the robot if these dimensions are padding"
+            f"{file}: {what} of {where} is {spread[flat[0]]:g}, so it cannot be scaled; compute the statistics from "
+            "data in which it changes, or name the robot with --robot if these dimensions are padding"
         )
     return statistics.cut(width)
 

@@ -87,7 +87,7 @@ class SafetensorsSource:
                 file.seek(place.start)
                 _fill(tensor, file)
         except (OSError, EOFError) as error:
-            raise CheckpointError(f"cannot read {name} from {place.file}: {error or 'the file ends early'}") from None
+            raise CheckpointError(f"cannot read {name} from {place.file}: {error}") from None
         return tensor
 
 
@@ -203,5 +203,5 @@ def _fill(tensor: Tensor, file: Any) -> None:
     while filled < len(buffer):
         count = file.readinto(buffer[filled:])
         if not count:
-            raise EOFError
+            raise EOFError("the file ends early")
         filled += count

@@ -31,7 +31,7 @@ def state_to_policy(state: Array) -> Array:
     """The robot's state (14,) in π0's convention."""
     converted = _SIGNS * state
     finger = state[_GRIPPERS] * (_FINGER_OPEN - _FINGER_CLOSED) + _FINGER_CLOSED
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         sine = (_HORN**2 + finger**2 - _ARM**2) / (2 * _HORN * finger)
     converted[_GRIPPERS] = (np.arcsin(np.clip(sine, -1.0, 1.0)) - _PI_LOW) / (_PI_HIGH - _PI_LOW)
     return converted

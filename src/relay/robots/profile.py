@@ -7,11 +7,11 @@ inverse, the state added on relative dimensions, the robot's outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from relay.protocol.wording import quoted, shown
 from relay.robots import aloha
 from relay.robots.frames import FORMS, Frame, expected, read_frame
 from relay.robots.gripper import Gripper
+from relay.robots.keys import MODEL_KEYS, PROMPT_KEYS, flattened, is_camera, one_of
 
 Kind = Literal["position", "velocity", "relative", "relative_to_observation", "effort", "unknown"]
 
@@ -87,7 +88,7 @@ class Reading:
         frames: by the policy's camera name, in the profile's order; cameras that did not come are left out.
         keys: by the same names, the key that each frame came under, for error messages.
         state: (state_dim,) in policy units, before normalization.
-        ignored: top-level keys that the profile does not use; `prompt` is another's business and not among them.
+        ignored: top-level keys that the profile does not use, in whole or in part; the prompt's are left out.
     """
 
     frames: Mapping[str, Frame]
@@ -127,12 +128,14 @@ class RobotProfile:
     normalization: Literal["z_score", "quantile"] | None = None
     _known: frozenset[str] = field(init=False, repr=False, compare=False)
     _own: frozenset[str] = field(init=False, repr=False, compare=False)
+    _foreign: frozenset[str] = field(init=False, repr=False, compare=False)
     _relative: NDArray[np.intp] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         known = frozenset([*self.camera_keys, *self.ignored_cameras, *self.state_keys])
         object.__setattr__(self, "_known", known)
-        object.__setattr__(self, "_own", known - _MODEL_KEYS)
+        object.__setattr__(self, "_own", known - MODEL_KEYS)
+        object.__setattr__(self, "_foreign", MODEL_KEYS.difference(key.partition("/")[0] for key in known))
         relative = [index for index, action in enumerate(self.actions) if action.relative]
         object.__setattr__(self, "_relative", np.array(relative, np.intp))
         _check(self)
@@ -164,7 +167,8 @@ class RobotProfile:
 
     def is_its(self, observation: Mapping[str, Any]) -> bool:
         """Whether `read` is the one to ask: the robot's keys came, or no `image` as model format has it."""
-        return not self._has_model_image(observation) or any(key in self._own for key in _flattened(observation))
+        in_model_format = "image" in observation and "image" in self._foreign
+        return not in_model_format or any(key in self._own for key in flattened(observation))
 
     def read(self, observation: Mapping[str, Any]) -> Reading:
         """An observation in robot units as frames and state in policy units; `to_robot` is the way back.
@@ -175,13 +179,10 @@ class RobotProfile:
         Raises:
             ObservationError: naming the key, what came and what is expected.
         """
-        came = _flattened(observation)
-        if self._has_model_image(observation):
-            own = next((key for key in came if key in self._own), None)
-            if own is not None:
-                raise ObservationError(f"{quoted(own)} beside 'image': send the robot's keys or model format, not both")
+        came = flattened(observation)
+        self._refuse_two_formats(observation, came)
         self._refuse_unknown_cameras(came)
-        keys = {camera.name: key for camera in self.cameras if (key := _one_of(camera.keys, came)) is not None}
+        keys = {camera.name: key for camera in self.cameras if (key := one_of(camera.keys, came)) is not None}
         if not keys:
             raise ObservationError(f"no camera; send at least one of {', '.join(self.camera_keys)}")
         frames = {name: read_frame(came[key], key, self.frames) for name, key in keys.items()}
@@ -239,24 +240,25 @@ class RobotProfile:
             told["control_hz"] = self.control_hz
         return told
 
-    def _has_model_image(self, observation: Mapping[str, Any]) -> bool:
-        return "image" in observation and not any(key.partition("/")[0] == "image" for key in self.camera_keys)
+    def _refuse_two_formats(self, observation: Mapping[str, Any], came: Mapping[str, Any]) -> None:
+        own = next((key for key in came if key in self._own), None)
+        foreign = next((key for key in observation if key in self._foreign), None)
+        if own is not None and foreign is not None:
+            raise ObservationError(f"{foreign!r} beside {own!r}: send the robot's keys or model format, not both")
 
     def _refuse_unknown_cameras(self, came: Mapping[str, Any]) -> None:
         for key, value in came.items():
-            if key in self._known or not key.startswith(_CAMERA_PREFIXES):
-                continue
-            if key.startswith("observation/") and not _may_be_frame(value):
-                continue
-            raise ObservationError(
-                f"{quoted(key)} is not a camera of {self.name}{_nearest(key, self.camera_keys)}; "
-                f"it has {', '.join(self.camera_keys)}"
-            )
+            if key not in self._known and is_camera(key, value):
+                near = get_close_matches(key, self.camera_keys, n=1)
+                hint = f", did you mean {near[0]!r}?" if near else ""
+                raise ObservationError(
+                    f"{quoted(key)} is not a camera of {self.name}{hint}; it has {', '.join(self.camera_keys)}"
+                )
 
     def _read_part(self, part: StatePart, came: Mapping[str, Any]) -> NDArray[np.float64]:
         """One key's values, (n,)."""
         count = len(part.names)
-        key = _one_of(part.keys, came)
+        key = one_of(part.keys, came)
         if key is None:
             raise ObservationError(self._missing(part, came))
         try:
@@ -276,8 +278,8 @@ class RobotProfile:
 
     def _missing(self, part: StatePart, came: Mapping[str, Any]) -> str:
         wanted = part.keys[0]
-        foreign = [key for key in came if key not in self._known and key != "prompt"]
-        near = get_close_matches(wanted, foreign, n=1)
+        others = [key for key in came if key not in self._known and key not in PROMPT_KEYS]
+        near = get_close_matches(wanted, others, n=1)
         hint = f"; {quoted(near[0])} is not a key of {self.name}, did you mean {wanted!r}?" if near else ""
         return f"{wanted!r} is missing{hint}; it has {_numbers(len(part.names))}: {', '.join(part.names)}"
 
@@ -286,16 +288,10 @@ class RobotProfile:
         return tuple(
             key
             for key, value in observation.items()
-            if key != "prompt"
+            if key not in PROMPT_KEYS
             and key not in used
-            and not (isinstance(value, Mapping) and all(f"{key}/{inner}" in self._known for inner in value))
+            and not (isinstance(value, Mapping) and all(f"{key}/{inner}" in used for inner in value))
         )
-
-
-_MODEL_KEYS = frozenset({"image", "image_mask", "state", "prompt", "tokenized_prompt", "tokenized_prompt_mask"})
-"""Keys that mean something in model format too, so that they do not tell a robot."""
-
-_CAMERA_PREFIXES = ("observation/", "observation.images", "images", "video")
 
 
 def _check(profile: RobotProfile) -> None:
@@ -335,37 +331,6 @@ def _check(profile: RobotProfile) -> None:
             raise ProfileError(f"{place}: conversion 'aloha' takes {aloha.WIDTH} dimensions, the profile has {width}")
 
 
-def _flattened(observation: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by their keys; those of a map under `map/key`."""
-    flat: dict[str, Any] = {}
-    for key, value in observation.items():
-        if not isinstance(value, Mapping):
-            parts: Iterable[tuple[str, Any]] = [(str(key), value)]
-        else:
-            parts = [(f"{key}/{inner}", part) for inner, part in cast("Mapping[Any, Any]", value).items()]
-        for name, part in parts:
-            if name in flat:
-                raise ObservationError(f"{quoted(name)} came twice, as a key and in a map; send one")
-            flat[name] = part
-    return flat
-
-
-def _one_of(keys: Sequence[str], came: Mapping[str, Any]) -> str | None:
-    """The one of the alternatives that came."""
-    found = [key for key in keys if key in came]
-    if len(found) > 1:
-        raise ObservationError(f"{found[0]!r} and {found[1]!r} mean the same; send one")
-    return found[0] if found else None
-
-
-def _may_be_frame(value: Any) -> bool:
-    while isinstance(value, (list, tuple)) and value:
-        value = cast("list[Any]", value)[0]
-    return isinstance(value, (bytes, memoryview)) or (
-        isinstance(value, np.ndarray) and cast("NDArray[Any]", value).ndim >= 3
-    )
-
-
 def _told(action: ActionDimension) -> dict[str, Any]:
     told: dict[str, Any] = {"name": action.name, "unit": action.unit, "kind": action.kind}
     if action.scale != 1:
@@ -373,11 +338,6 @@ def _told(action: ActionDimension) -> dict[str, Any]:
     if action.limits is not None:
         told["limits"] = list(action.limits)
     return told
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _numbers(count: int) -> str:

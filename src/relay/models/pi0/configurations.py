@@ -51,7 +51,7 @@ class Configuration:
             "normalization": self.normalization,
             "asset_id": self.asset_id,
             "robot": self.robot,
-            "metadata": dict(self.metadata),
+            "metadata": dict(self.metadata) or None,
         }
 
 
@@ -68,48 +68,30 @@ def find_configuration(name: str) -> Configuration:
     return CONFIGURATIONS[name]
 
 
-def _pi0(action_horizon: int, asset_id: str, robot: str, *, max_token_len: int = 48, **metadata: Any) -> Configuration:
-    return Configuration(
-        family="pi0",
-        action_horizon=action_horizon,
-        asset_id=asset_id,
-        robot=robot,
-        state_in_prompt=False,
-        max_token_len=max_token_len,
-        normalization="z_score",
-        metadata=metadata,
-    )
+def _pi0(action_horizon: int, asset_id: str, robot: str, **others: Any) -> Configuration:
+    usual = {"state_in_prompt": False, "max_token_len": 48, "normalization": "z_score"}
+    return Configuration("pi0", action_horizon, asset_id, robot, **(usual | others))
 
 
-def _pi05(
-    action_horizon: int, asset_id: str, robot: str, *, state_in_prompt: bool = True, **metadata: Any
-) -> Configuration:
-    return Configuration(
-        family="pi05",
-        action_horizon=action_horizon,
-        asset_id=asset_id,
-        robot=robot,
-        state_in_prompt=state_in_prompt,
-        max_token_len=200,
-        normalization="quantile",
-        metadata=metadata,
-    )
+def _pi05(action_horizon: int, asset_id: str, robot: str, **others: Any) -> Configuration:
+    usual = {"state_in_prompt": True, "max_token_len": 200, "normalization": "quantile"}
+    return Configuration("pi05", action_horizon, asset_id, robot, **(usual | others))
 
 
 _ALOHA_RESET = {"reset_pose": [0, -1.5, 1.5, 0, 0, 0]}
 _LIBERO = "physical-intelligence/libero"
 
 CONFIGURATIONS: Mapping[str, Configuration] = {
-    "pi0_aloha": _pi0(50, "trossen", "aloha", **_ALOHA_RESET),
-    "pi0_aloha_towel": _pi0(50, "trossen", "aloha", **_ALOHA_RESET),
-    "pi0_aloha_tupperware": _pi0(50, "trossen", "aloha", **_ALOHA_RESET),
+    "pi0_aloha": _pi0(50, "trossen", "aloha", metadata=_ALOHA_RESET),
+    "pi0_aloha_towel": _pi0(50, "trossen", "aloha", metadata=_ALOHA_RESET),
+    "pi0_aloha_tupperware": _pi0(50, "trossen", "aloha", metadata=_ALOHA_RESET),
     "pi0_aloha_pen_uncap": _pi0(50, "trossen", "aloha"),
     "pi0_aloha_sim": _pi0(50, "lerobot/aloha_sim_transfer_cube_human", "aloha-sim"),
     "pi0_droid": _pi0(10, "droid", "droid"),
     "pi0_droid_jointpos_polaris": _pi0(10, "droid", "droid-jointpos", max_token_len=100),
     "pi0_droid_jointpos_100k_polaris": _pi0(10, "droid", "droid-jointpos", max_token_len=100),
     "pi0_libero": _pi0(50, _LIBERO, "libero-delta"),
-    "pi05_aloha": _pi05(50, "trossen", "aloha", **_ALOHA_RESET),
+    "pi05_aloha": _pi05(50, "trossen", "aloha", metadata=_ALOHA_RESET),
     "pi05_aloha_pen_uncap": _pi05(50, "trossen", "aloha"),
     "pi05_droid": _pi05(15, "droid", "droid"),
     "pi05_droid_finetune": _pi05(16, "droid", "droid"),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.engine.device import choose_device
 from relay.models.pi0.checkpoint import load_checkpoint
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.model import Inputs, Pi0
@@ -32,6 +33,8 @@ def load(
     name: str,
     folder: Path,
     *,
+    config: str | None,
+    robot: str | None,
     tokenizer: Path | None,
     device: str,
     dtype: str,
@@ -41,12 +44,19 @@ def load(
     progress: Progress,
 ) -> Pi0Engine:
     """Load a checkpoint folder and make it ready to warm up."""
-    place = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    place = choose_device(device)
     precision = dtype if dtype != "auto" else "bfloat16" if place.type == "cuda" else "float32"
     if precision not in ("float32", "bfloat16"):
         raise CheckpointError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
     checkpoint = load_checkpoint(
-        folder, tokenizer=tokenizer, device=place, dtype=getattr(torch, precision), progress=progress
+        folder,
+        config=config,
+        robot=robot,
+        tokenizer=tokenizer,
+        device=place,
+        dtype=getattr(torch, precision),
+        progress=progress,
+        family="pi0" if name == "pi0" else "pi05",
     )
     if num_steps is not None and not 1 <= num_steps <= 50:
         raise CheckpointError(f"--num-steps must be between 1 and 50, got {num_steps}")

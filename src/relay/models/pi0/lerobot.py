@@ -15,7 +15,6 @@ from typing import Any, cast
 from relay.engine.normalization import Kind, Normalization, Statistics
 from relay.engine.statistics import fit, read_lerobot_state
 from relay.engine.weights import CheckpointError
-from relay.models.pi0.settings import VISION_HEADS
 from relay.robots.profile import ActionDimension, Camera, RobotProfile, StatePart
 
 CONFIG_FILE = "config.json"
@@ -31,13 +30,15 @@ _RELATIVE, _ABSOLUTE = "relative_actions_processor", "absolute_actions_processor
 _NORMALIZER, _UNNORMALIZER = "normalizer_processor", "unnormalizer_processor"
 _RENAME, _TOKENIZER = "rename_observations_processor", "tokenizer_processor"
 _PI05_PROMPT = "pi05_prepare_state_tokenizer_processor_step"
+_PI0_PROMPT = "pi0_new_line_processor"
+_BATCH, _DEVICE = "to_batch_processor", "device_processor"
 _STEPS: dict[str, tuple[str, ...]] = {
-    "pi05": (_RENAME, "to_batch_processor", _RELATIVE, _NORMALIZER, _PI05_PROMPT, _TOKENIZER, "device_processor"),
-    "pi0": (_RENAME, "to_batch_processor", "pi0_new_line_processor", _TOKENIZER, "device_processor", _RELATIVE, _NORMALIZER),
-}  # fmt: skip
+    "pi05": (_RENAME, _BATCH, _RELATIVE, _NORMALIZER, _PI05_PROMPT, _TOKENIZER, _DEVICE),
+    "pi0": (_RENAME, _BATCH, _PI0_PROMPT, _TOKENIZER, _DEVICE, _RELATIVE, _NORMALIZER),
+}
 """The steps before the network, in lerobot's order; `relative_actions_processor` came later than the others."""
 
-_STEPS_AFTER = (_UNNORMALIZER, _ABSOLUTE, "device_processor")
+_STEPS_AFTER = (_UNNORMALIZER, _ABSOLUTE, _DEVICE)
 
 _DEFAULTS: dict[str, Any] = {
     "n_obs_steps": 1,
@@ -56,6 +57,7 @@ class LerobotPolicy:
 
     Attributes:
         settings: what it says, as keys of `relay.json`.
+        paligemma_variant: openpi's name for the sizes of vision tower and prefix transformer.
         image_resolution: (height, width) of the network's images.
         cameras: names of the network's cameras, in the order of their tokens.
         state_dim, action_dim: the robot's real widths.
@@ -68,6 +70,7 @@ class LerobotPolicy:
     """
 
     settings: Mapping[str, Any]
+    paligemma_variant: str | None
     image_resolution: tuple[int, int]
     cameras: tuple[str, ...]
     state_dim: int
@@ -102,7 +105,7 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
             raise CheckpointError(f"{CONFIG_FILE}: {key} is {config[key]!r}; only {only!r} is supported")
     before = _read_steps(folder / PREPROCESSOR_FILE, _STEPS[family])
     after = _read_steps(folder / POSTPROCESSOR_FILE, _STEPS_AFTER)
-    prompt = _PI05_PROMPT if family == "pi05" else "pi0_new_line_processor"
+    prompt = _PI05_PROMPT if family == "pi05" else _PI0_PROMPT
     for file, steps, needed in (
         (PREPROCESSOR_FILE, before, (_NORMALIZER, prompt, _TOKENIZER)),
         (POSTPROCESSOR_FILE, after, (_UNNORMALIZER,)),
@@ -126,7 +129,7 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
         )
     state_kind = _mode(normalizer, "STATE")
     only_some = normalizer.config.get("normalize_observation_keys")
-    if only_some is not None and STATE not in only_some:
+    if (only_some is not None and STATE not in only_some) or STATE not in normalizer.config.get("features", {STATE}):
         state_kind = "none"
     names = before[_RELATIVE].config.get("action_names") if _RELATIVE in before else config.get("action_feature_names")
     height, width = config.get("image_resolution") or (224, 224)
@@ -139,8 +142,8 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
             "state_in_prompt": family == "pi05",
             "max_token_len": _number(before[_TOKENIZER].config, "max_length", PREPROCESSOR_FILE),
             "num_steps": _number(config, "num_inference_steps"),
-            "paligemma_variant": config.get("paligemma_variant"),
         },
+        paligemma_variant=config.get("paligemma_variant"),
         image_resolution=(height, width),
         cameras=tuple(_short(key) for key in image_keys),
         state_dim=state_dim,
@@ -162,13 +165,8 @@ def read_lerobot_normalization(policy: LerobotPolicy) -> Normalization:
     Raises:
         CheckpointError, StatisticsError: they are missing, or another robot's.
     """
-    state, actions = (
-        _read_statistics(file, key, kind, width)
-        for file, key, kind, width in (
-            (policy.state_file, STATE, policy.state_kind, policy.state_dim),
-            (policy.actions_file, ACTION, policy.actions_kind, policy.action_dim),
-        )
-    )
+    state = _read_statistics(policy.state_file, STATE, policy.state_kind, policy.state_dim)
+    actions = _read_statistics(policy.actions_file, ACTION, policy.actions_kind, policy.action_dim)
     return Normalization(policy.state_kind, "lerobot", state, actions, policy.actions_kind)
 
 
@@ -184,7 +182,7 @@ def lerobot_profile(policy: LerobotPolicy) -> RobotProfile:
         cameras=tuple(Camera(name, _camera_keys(policy, name)) for name in policy.cameras),
         state=(
             StatePart(
-                keys=(*_renamed_to(policy, STATE), STATE, "state"),
+                keys=(*_keys(policy, STATE), "state"),
                 names=tuple(f"state_{i}" for i in range(policy.state_dim)),
                 units=("unknown",) * policy.state_dim,
             ),
@@ -214,8 +212,8 @@ class _Step:
 def _read_steps(path: Path, known: Sequence[str]) -> dict[str, _Step]:
     if not path.is_file():
         raise CheckpointError(
-            f"no {path.name} in {path.parent}: it says how the state is scaled; folders from before lerobot 0.4 get one "
-            "from lerobot's migrate_policy_normalization.py"
+            f"no {path.name} in {path.parent}: it says how the state is scaled; folders from before lerobot 0.4 get "
+            "one from lerobot's migrate_policy_normalization.py"
         )
     steps: dict[str, _Step] = {}
     for entry in read_json(path).get("steps") or ():
@@ -228,16 +226,17 @@ def _read_steps(path: Path, known: Sequence[str]) -> dict[str, _Step]:
         if state_file is not None and Path(state_file).name != state_file:
             raise CheckpointError(f"{path.name}: state_file is {state_file!r}, expected a file in the same folder")
         config = entry.get("config") or {}
-        if name == "device_processor" and config.get("float_dtype") not in (None, "float32"):
+        if name == _DEVICE and config.get("float_dtype") not in (None, "float32"):
             raise CheckpointError(
                 f"{path.name}: device_processor rounds to {config['float_dtype']}; only float32 is supported"
             )
         if name in (_NORMALIZER, _UNNORMALIZER) and config.get("eps", 1e-8) != 1e-8:
             raise CheckpointError(f"{path.name}: eps of {name} is {config['eps']}; only 1e-08 is supported")
         steps[name] = _Step(path.name, config, path.parent / state_file if state_file else None)
-    if list(steps) != [name for name in known if name in steps]:
+    expected = [name for name in known if name in steps]
+    if list(steps) != expected:
         raise CheckpointError(
-            f"{path.name} has its steps in the order {', '.join(steps)}; expected {', '.join(n for n in known if n in steps)}"
+            f"{path.name} has its steps in the order {', '.join(steps)}; expected {', '.join(expected)}"
         )
     return steps
 
@@ -306,13 +305,16 @@ def _short(image_key: str) -> str:
 
 
 def _camera_keys(policy: LerobotPolicy, name: str) -> tuple[str, ...]:
-    key = IMAGES + name
-    own = _renamed_to(policy, key)
-    return (*own, *(f"images/{_short(other)}" for other in own), key, f"images/{name}", f"images/{key}")
+    keys: list[str] = []
+    for key in _keys(policy, IMAGES + name):
+        keys += [key, f"images/{_short(key)}", f"images/{key}"]
+    return tuple(dict.fromkeys(keys))
 
 
-def _renamed_to(policy: LerobotPolicy, key: str) -> tuple[str, ...]:
-    return tuple(robots for robots, networks in policy.renamed if networks == key)
+def _keys(policy: LerobotPolicy, key: str) -> tuple[str, ...]:
+    """The robot's keys for one of the network's: those renamed to it, and itself unless it's renamed to another."""
+    own = tuple(robots for robots, networks in policy.renamed if networks == key)
+    return own if key in dict(policy.renamed) else (*own, key)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The keys are those of `relay.json`, a file of ours beside the weights. Knows no 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,8 +37,9 @@ KEYS: dict[str, type] = {
 
 NORMALIZATIONS = ("z_score", "quantile", "none")
 
-VISION_HEADS = {"gemma_2b": 16, "gemma_2b_lora": 16}
-"""Heads of the vision tower that goes with each of openpi's `paligemma_variant`: SigLIP So400m."""
+_FULL_SIZE = ("gemma_2b", "gemma_2b_lora")
+_SO400M = (1152, 27)
+_SO400M_HEADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Source:
 
     Attributes:
         name: for messages, such as `relay.json`.
-        values: what it says, as keys of `relay.json`.
-        overrides: whoever wrote it meant to override what stands elsewhere, so it may contradict later sources.
+        values: what it says, as keys of `relay.json`; None where it says nothing.
+        overrides: it was written to override what stands elsewhere, so it may contradict later sources.
     """
 
     name: str
@@ -58,17 +59,18 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value and the source it was taken from."""
+    """A value and where it was found."""
 
     value: Any
     source: str
+    overrides: bool = False
 
 
-class Settings(Mapping[str, Any]):
+class Settings:
     """What is known about a checkpoint: values by key, each from the first source that has it.
 
     Raises:
-        CheckpointError: two sources contradict each other, and neither was written to override the other.
+        CheckpointError: two sources contradict each other, and the first was not written to override the other.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -76,40 +78,35 @@ class Settings(Mapping[str, Any]):
         for source in sources:
             for key, value in source.values.items():
                 if value is not None:
-                    self._add(key, value, source)
-        self._overriding = {source.name for source in sources if source.overrides}
+                    self._add(key, Setting(value, source.name, source.overrides))
 
-    def _add(self, key: str, value: Any, source: Source) -> None:
-        first = self.found.setdefault(key, Setting(value, source.name))
-        overriding = {"the command line", SETTINGS_FILE}
-        if first.value != value and key != "metadata" and first.source not in overriding:
+    def _add(self, key: str, setting: Setting) -> None:
+        first = self.found.setdefault(key, setting)
+        if first.value != setting.value and not first.overrides:
             raise CheckpointError(
-                f"{first.source} says {key} {first.value!r}, but {source.name} says {value!r}; "
+                f"{first.source} says {key} {first.value!r}, but {setting.source} says {setting.value!r}; "
                 f"write the right one into {SETTINGS_FILE}"
             )
 
-    def __getitem__(self, key: str) -> Any:
+    def get(self, key: str) -> Any:
+        """The value of `key`, or None if nothing says it."""
+        return self.found[key].value if key in self.found else None
+
+    def require(self, key: str) -> Any:
+        """The value of `key`.
+
+        Raises:
+            CheckpointError: nothing says it.
+        """
         if key not in self.found:
             raise CheckpointError(
-                f"nothing says {key!r}, and the tensors do not tell it; name openpi's configuration with --config, "
-                f"or write {key!r} into {SETTINGS_FILE}"
+                f"nothing says {key!r}, and the tensors do not tell it: write it into {SETTINGS_FILE}, "
+                "or name openpi's configuration with --config"
             )
         return self.found[key].value
 
-    def __contains__(self, key: object) -> bool:
-        return key in self.found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.found)
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.found[key].value if key in self.found else default
-
     def source(self, key: str) -> str:
-        """Where a key's value was found."""
+        """Where the value of `key` was found."""
         return self.found[key].source
 
 
@@ -127,11 +124,15 @@ def read_settings(path: Path) -> dict[str, Any]:
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise CheckpointError(f"{path.name}: unknown key {key!r}{hint}; it takes {', '.join(KEYS)}")
         if type(value) is not KEYS[key]:
-            raise CheckpointError(
-                f"{path.name}: {key} is {shown(value)}, expected {'an' if KEYS[key] is int else 'a'} {KEYS[key].__name__}"
-            )
+            expected = f"{'an' if KEYS[key] is int else 'a'} {KEYS[key].__name__}"
+            raise CheckpointError(f"{path.name}: {key} is {shown(value)}, expected {expected}")
     if settings.get("normalization", "none") not in NORMALIZATIONS:
         raise CheckpointError(
             f"{path.name}: normalization is {settings['normalization']!r}, expected {', '.join(NORMALIZATIONS)}"
         )
     return settings
+
+
+def heads_of(variant: str | None, vision_width: int, vision_depth: int) -> int | None:
+    """Heads of the vision tower, where openpi's `paligemma_variant` and the sizes say that it is SigLIP So400m."""
+    return _SO400M_HEADS if variant in _FULL_SIZE and (vision_width, vision_depth) == _SO400M else None

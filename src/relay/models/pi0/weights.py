@@ -98,7 +98,14 @@ def find_problems(config: Pi0Config, shapes: Mapping[str, tuple[int, ...]]) -> l
                 problems.append(f"missing: {name}")
             elif shapes[stored[name]] != expected:
                 problems.append(f"wrong shape: {name} is {shapes[stored[name]]}, expected {expected}")
-    problems += [f"unknown: {name}" for name in stored if name not in known]
+    unknown = sorted(stored.keys() - known)
+    adapters = [name for name in unknown if "lora_" in name.lower()]
+    problems += [f"unknown: {name}" for name in unknown if name not in adapters]
+    if adapters:
+        problems.append(
+            f"adapter: {adapters[0]} and {len(adapters) - 1} more LoRA tensors, which cannot be loaded yet; "
+            "take a checkpoint in which they are merged into the weights"
+        )
     return sorted(problems)
 
 
