@@ -64,7 +64,17 @@ def load(
         checkpoint.model.config = replace(checkpoint.model.config, num_steps=num_steps)
     if place.type == "cpu" and max_batch == 1 and _parameters(checkpoint.model) < _ONE_THREAD_BELOW:
         torch.set_num_threads(1)
-    return Pi0Engine(name, checkpoint.model, checkpoint.tokenizer, max_batch=max_batch, default_prompt=default_prompt)
+    profile, normalization = checkpoint.profile, checkpoint.normalization
+    return Pi0Engine(
+        name,
+        checkpoint.model,
+        checkpoint.tokenizer,
+        robot=RobotUnits(profile, normalization) if profile and normalization else None,
+        model_units=normalization is None,
+        metadata=checkpoint.metadata,
+        max_batch=max_batch,
+        default_prompt=default_prompt,
+    )
 
 
 _ONE_THREAD_BELOW = 50_000_000
