@@ -130,7 +130,7 @@ def write_random(path: Path, config: Pi0Config) -> None:
         file.write(struct.pack("<Q", len(text)) + text)
         for shape in shapes.values():
             deviation = 1 / math.sqrt(shape[-1]) if len(shape) > 1 else 0.02
-            values = (noise * deviation).bfloat16().view(torch.uint8).numpy().data
+            values = (noise[: math.prod(shape)] * deviation).bfloat16().view(torch.uint8).numpy().data
             left = 2 * math.prod(shape)
             while left:
                 left -= file.write(values[:left])
