@@ -91,7 +91,7 @@ def test_what_is_held_of_other_arrays_makes_room_for_a_large_one(
 ) -> None:
     folder = lay_down(tmp_path / "params", {"params/a": LAYERS, "params/b": LAYERS + 1})
     source = OrbaxSource(folder)
-    monkeypatch.setattr("relay.engine.orbax._HELD_BYTES", LAYERS.nbytes + 1)
+    monkeypatch.setattr("relay.engine.orbax._KEPT_BYTES", LAYERS.nbytes + 1)
     source.read_layer("a", 0)
     source.read_layer("b", 0)
     shutil.rmtree(folder)
@@ -110,7 +110,7 @@ def test_a_lost_chunk_is_an_error_and_not_zeros(tmp_path: Path) -> None:
 def test_a_lost_array_is_named(tmp_path: Path) -> None:
     folder = lay_down(tmp_path / "params", {"params/a": LAYERS, "params/b": LAYERS})
     shutil.rmtree(folder / "params.b")
-    with pytest.raises(CheckpointError, match=r"cannot read params/b in .*incomplete or damaged"):
+    with pytest.raises(CheckpointError, match=r"cannot read b in .*incomplete or damaged"):
         OrbaxSource(folder)
 
 

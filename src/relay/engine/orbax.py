@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,8 @@ from relay.engine.weights import CheckpointError
 METADATA_FILE = "_METADATA"
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _NO_ARRAYS = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})  # how Orbax writes down empty nodes
-_HELD_BYTES = 512 * 2**20
-
-
-class _Block(NamedTuple):
-    """The part of an array that is held: where it starts on axis 0, and its values."""
-
-    start: int
-    values: Tensor
+_KEPT_BYTES = 400 * 2**20  # in float32, the queries of all layers and the keys and values with them
+_NO_LIMIT = 2**62
 
 
 class OrbaxSource:
@@ -44,11 +38,9 @@ class OrbaxSource:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         metadata = _read_metadata(folder)
-        self._arrays = _plain_names(
-            {"/".join(keys): self._open(keys, metadata) for keys in _leaves(folder, metadata)}  # metadata only
-        )
-        self._shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
-        self._held: dict[str, _Block] = {}
+        self._specs = _plain_names({"/".join(keys): self._spec(keys, metadata) for keys in _leaves(folder, metadata)})
+        self._shapes = {name: tuple(self._open(name).shape) for name in self._specs}
+        self._caching: dict[str, Any] = {}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -56,43 +48,47 @@ class OrbaxSource:
 
     def read(self, name: str) -> Tensor:
         """One whole array, in its stored dtype and in memory of its own."""
-        return self._read(name, self._arrays[name])
+        return self._read(name, self._open(name))
 
     def read_layer(self, name: str, layer: int) -> Tensor:
-        """Entry `layer` of axis 0: a view that is good until the next call.
+        """Entry `layer` of axis 0, likewise.
 
-        A chunk can only be decoded whole, so the layers that share one are read together and held until other arrays
-        need the room; asking for all layers of one array after the other decodes each chunk once.
+        Layers may share chunks, which can only be decoded whole. So decoded chunks are kept until other arrays need
+        the room; asking for all layers of one array after the other decodes each chunk once.
         """
-        array = self._arrays[name]
-        depth = array.chunk_layout.read_chunk.shape[0]
-        start = layer // depth * depth
-        if name not in self._held or self._held[name].start != start:
-            self._held.pop(name, None)
-            block = array[start : min(start + depth, array.shape[0])]
-            self._make_room(block.size * block.dtype.numpy_dtype.itemsize)
-            self._held[name] = _Block(start, self._read(name, block))
-        return self._held[name].values[layer - start]
+        if name not in self._caching:
+            array = self._open(name, {"cache_pool": {"total_bytes_limit": _NO_LIMIT}})
+            self._make_room(_nbytes(array))
+            self._caching[name] = array
+        return self._read(name, self._caching[name][layer])
 
     def _make_room(self, size: int) -> None:
-        while self._held and size + sum(block.values.nbytes for block in self._held.values()) > _HELD_BYTES:
-            del self._held[next(iter(self._held))]
+        while self._caching and size + sum(map(_nbytes, self._caching.values())) > _KEPT_BYTES:
+            del self._caching[next(iter(self._caching))]
 
-    def _open(self, keys: tuple[str, ...], metadata: dict[str, Any]) -> Any:
-        ts = _tensorstore()
+    def _spec(self, keys: tuple[str, ...], metadata: dict[str, Any]) -> dict[str, Any]:
         store: dict[str, Any] = {"driver": "file", "path": f"{self._folder.resolve()}/"}
         path = ".".join(keys) + "/"
         if (self._folder / "manifest.ocdbt").is_file():
             store = {"driver": "ocdbt", "base": store, "path": path}
         else:
             store["path"] += path
-        spec: dict[str, Any] = {"driver": "zarr3" if metadata.get("use_zarr3") else "zarr", "kvstore": store}
+        spec: dict[str, Any] = {
+            "driver": "zarr3" if metadata.get("use_zarr3") else "zarr",
+            "kvstore": store,
+            "recheck_cached_data": "open",
+        }
         if metadata.get("store_array_data_equal_to_fill_value"):
             spec["fill_missing_data_reads"] = False  # a chunk that is not there was lost
+        return spec
+
+    def _open(self, name: str, context: dict[str, Any] | None = None) -> Any:
+        """The array: its shape and dtype are read, its values are not."""
+        ts = _tensorstore()
         try:
-            return ts.open(spec, open=True, read=True).result()
+            return ts.open(self._specs[name], open=True, read=True, context=ts.Context(context or {})).result()
         except (ValueError, OSError) as error:
-            raise self._damaged("/".join(keys), error) from None
+            raise self._damaged(name, error) from None
 
     def _read(self, name: str, array: Any) -> Tensor:
         try:
@@ -149,6 +145,10 @@ def _plain_names(arrays: dict[str, Any]) -> dict[str, Any]:
     if all(name.endswith("/value") for name in arrays):
         arrays = {name.removesuffix("/value"): array for name, array in arrays.items()}
     return arrays
+
+
+def _nbytes(array: Any) -> int:
+    return array.size * array.dtype.numpy_dtype.itemsize
 
 
 def _tensorstore() -> Any:

@@ -83,22 +83,27 @@ def load_weights(
     return model.eval().requires_grad_(False)
 
 
-def find_problems(config: Pi0Config, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """What keeps tensors of these names and shapes from filling such a network, a sentence each; sorted."""
+def checkpoint_shapes(config: Pi0Config) -> dict[str, tuple[int, ...]]:
+    """Every tensor that such a network is loaded from, under openpi's names."""
     with torch.device("meta"):
         parameters = dict(Pi0(config).named_parameters())
-    problems: list[str] = []
-    stored = canonical_names(shapes)
-    known: set[str] = set(_UNUSED)
-    for packed in packing(config):
-        known.update(packed.sources)
-        for name, part in zip(packed.sources, _split(parameters[packed.name], packed), strict=True):
-            expected = tuple(part.shape)
-            if name not in stored:
-                problems.append(f"missing: {name}")
-            elif shapes[stored[name]] != expected:
-                problems.append(f"wrong shape: {name} is {shapes[stored[name]]}, expected {expected}")
-    unknown = sorted(stored.keys() - known)
+    return {
+        name: tuple(part.shape)
+        for packed in packing(config)
+        for name, part in zip(packed.sources, _split(parameters[packed.name], packed), strict=True)
+    }
+
+
+def find_problems(config: Pi0Config, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What keeps tensors of these names and shapes from filling such a network, a sentence each; sorted."""
+    stored, expected = canonical_names(shapes), checkpoint_shapes(config)
+    problems = [f"missing: {name}" for name in expected.keys() - stored.keys()]
+    problems += [
+        f"wrong shape: {name} is {shapes[stored[name]]}, expected {shape}"
+        for name, shape in expected.items()
+        if name in stored and shapes[stored[name]] != shape
+    ]
+    unknown = sorted(stored.keys() - expected.keys() - set(_UNUSED))
     adapters = [name for name in unknown if "lora_" in name.lower()]
     problems += [f"unknown: {name}" for name in unknown if name not in adapters]
     if adapters:
