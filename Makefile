@@ -4,6 +4,7 @@
 # make vocab   fetch the tokenizer files that some tests compare against
 # make lock    write down the versions in use, for the interpreter in use, into requirements/
 # make stock   an environment with the stock openpi client and server, for compatibility tests and benchmarks
+# make references   an environment with Orbax and JAX, which write checkpoints for tests of their reader
 #
 # PYTHON=...      the interpreter to use (default: the first of 3.10 or newer found, 3.11 preferred)
 # TORCH_ARGS=...  extra options for "pip install torch", such as an index with CPU builds
@@ -18,7 +19,7 @@ LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
 
-.PHONY: demo test check format vocab stock lock bench clean
+.PHONY: demo test check format vocab stock references lock bench clean
 
 demo: $(VENV)/installed-demo
 	@echo "==> a server, a client and the built-in robot: ten episodes"
@@ -47,11 +48,13 @@ bench: $(VENV)/installed-dev stock
 
 stock: .venv-stock/installed
 
+references: .venv-orbax/installed
+
 lock: $(VENV)/installed-dev
 	$(BIN)/python -m pip freeze --exclude-editable --exclude torch > $(LOCK)
 
 clean:
-	rm -rf $(VENV) .venv-stock relay-demo
+	rm -rf $(VENV) .venv-stock .venv-orbax relay-demo
 
 $(VENV)/created:
 	@echo "==> creating $(VENV) with $(PYTHON)"
@@ -77,4 +80,9 @@ $(VENV)/installed-dev: pyproject.toml | $(VENV)/torch
 .venv-stock/installed: benchmarks/stock.py | $(VENV)/installed-dev
 	@echo "==> installing the stock openpi client and server into .venv-stock"
 	@$(BIN)/python benchmarks/stock.py
+	@touch $@
+
+.venv-orbax/installed: scripts/references.py | $(VENV)/created
+	@echo "==> installing Orbax and JAX into .venv-orbax"
+	@$(BIN)/python scripts/references.py
 	@touch $@
