@@ -88,6 +88,17 @@ def state(value: float, **fields: Any) -> dict[str, Any]:
     return {"state": np.full(DIM, value, np.float32), **fields}
 
 
+def refused(infer: Infer, asked: dict[str, Any]) -> str:
+    """The error that a request is answered with, in the client's way of telling it."""
+    try:
+        reply = infer(asked)
+    except RuntimeError as error:
+        return str(error)
+    assert isinstance(reply, dict)
+    assert reply["type"] == "error"
+    return reply["message"]
+
+
 @contextmanager
 def _policy(url: str, connect_timeout: float | None) -> Iterator[Infer]:
     with relay.Policy(url, connect_timeout=connect_timeout) as policy:

@@ -79,7 +79,7 @@ class FirstIsSlow(FakeEngine):
 @pytest.mark.slow
 @needs_stock
 def test_lesson_1_1_a_first_inference_of_a_minute_reaches_the_stock_client_and_ours():
-    """Physical-Intelligence/openpi#717: with a blocking server the stock client dies of its own keepalive after 50 s."""
+    """Physical-Intelligence/openpi#717: at a blocking server, the stock client's own keepalive ends it after 50 s."""
     with serving(FirstIsSlow()) as server, robot("Policy", server.url) as infer:
         stock = stock_robot(server.url)
         time.sleep(3)  # until its request is on the device

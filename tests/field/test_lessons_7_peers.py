@@ -92,13 +92,11 @@ def test_lesson_7_5_policy_client_finds_the_actions_of_every_server_kind(kind: s
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["Policy", "AsyncPolicy"])
-def test_lesson_7_5_policies_raise_an_error_map_instead_of_returning_it(
-    name: str, path: str, servers: LoopbackServers
-):
+def test_lesson_7_5_policies_raise_an_error_map_instead_of_returning_it(name: str, path: str, servers: LoopbackServers):
     """vllm-project/vllm-omni 0.30.0: errors come as an ordinary map."""
     url = servers.start(Recorded([VLLM_METADATA, packed(ERROR), packed(ACTIONS)])) + path
     with robot(name, url) as infer:
-        with pytest.raises(RuntimeError, match="^Invalid request payload$"):
+        with pytest.raises(RuntimeError, match=r"^Invalid request payload$"):
             infer(state(0))
         assert_same(infer(state(0)), ACTIONS)
 
@@ -114,14 +112,14 @@ def test_lesson_7_5_policy_client_returns_an_error_map(servers: LoopbackServers)
 def test_lesson_7_5_an_endpoint_without_a_policy_says_so(name: str, servers: LoopbackServers):
     """vllm-project/vllm-omni 0.30.0: in place of the metadata, a text frame of JSON."""
     url = servers.start(Recorded([NOT_AVAILABLE]))
-    with pytest.raises(RuntimeError, match="^Robot policy not available$"), robot(name, url):
+    with pytest.raises(RuntimeError, match=r"^Robot policy not available$"), robot(name, url):
         pass
 
 
 @pytest.mark.parametrize("name", ["Policy", "PolicyClient", "AsyncPolicy"])
 def test_lesson_7_5_a_text_frame_in_place_of_actions_is_raised_in_its_own_words(name: str, servers: LoopbackServers):
     """openpi: src/openpi/serving/websocket_policy_server.py sends its traceback as text."""
-    text = 'Traceback (most recent call last):\n  File "policy.py", line 1\nKeyError: \'state\''
+    text = "Traceback (most recent call last):\n  File \"policy.py\", line 1\nKeyError: 'state'"
     with robot(name, servers.start(Recorded([OPENPI_METADATA, text]))) as infer:
         with pytest.raises(RuntimeError) as error:
             infer(state(0))
@@ -150,9 +148,7 @@ async def test_lesson_7_6_an_async_reset_is_confirmed_by_our_server():
             assert (await policy.infer(state(2)))["actions"][0, 0] == 2
 
 
-def test_lesson_7_6_reset_is_confirmed_by_a_vllm_omni_server(
-    servers: LoopbackServers, monkeypatch: pytest.MonkeyPatch
-):
+def test_lesson_7_6_reset_is_confirmed_by_a_vllm_omni_server(servers: LoopbackServers, monkeypatch: pytest.MonkeyPatch):
     """vllm-project/vllm-omni#2162 (review)."""
     recorded = Recorded([VLLM_METADATA, packed({"status": "reset successful"}), packed(ACTIONS)])
     monkeypatch.setenv("WALLE_URL", servers.start(recorded))
