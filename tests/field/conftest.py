@@ -14,7 +14,6 @@ sys.path += [str(TESTS / folder) for folder in ("client", "server", "models/pi0"
 from tiny_servers import LoopbackServers  # noqa: E402
 
 from field.loopback import serving  # noqa: E402
-from field.tiny_policy import tiny_engine  # noqa: E402
 
 
 @pytest.fixture
@@ -28,5 +27,7 @@ def servers() -> Iterator[LoopbackServers]:
 @pytest.fixture(scope="session")
 def tiny_url() -> Iterator[str]:
     """A server with a tiny pi0.5, one row a batch."""
+    from field.tiny_policy import tiny_engine  # here, because the other tests need no torch
+
     with serving(tiny_engine()) as server:
         yield server.url

@@ -9,8 +9,8 @@ from random import Random
 
 import numpy as np
 import pytest
+from counting_policy import CountingEngine, all_closed, count_of
 from fake_policy import DIM, HORIZON, FakeEngine, ask, client, dial, observation, running
-from test_stateful_engine import CountingEngine, all_closed, count_of
 from websockets.exceptions import ConnectionClosed
 
 import relay

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from counting_policy import CountingEngine, all_closed, count_of
 from fake_policy import FakeEngine, ask, client, running
-from test_stateful_engine import CountingEngine, all_closed, count_of
 from tiny import image
 
 import relay

@@ -274,14 +274,15 @@ def test_lesson_4_7_a_long_instruction_is_cut_before_the_state_and_the_reply_say
 # ---- 4.8: nothing is rebuilt while requests come in
 
 
-def test_lesson_4_8_states_and_prompts_of_any_length_compile_nothing():
+@pytest.mark.parametrize("requests", [200, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_lesson_4_8_states_and_prompts_of_any_length_compile_nothing(requests: int):
     """flashrt-project/FlashRT#77, #94. Counts compilations instead of comparing times, which a busy machine blurs."""
     random = np.random.default_rng(0)
     engine = Listening()
     engine.inner.warm_up(lambda phase, share: None)
     before = compiled_graphs()
     with serving(engine) as server, relay.Policy(server.url, codec=relay.Codec.RAW) as policy:
-        for number in range(200):
+        for number in range(requests):
             policy.infer(
                 observation(
                     image={BASE: FRAME[:8, :8]},
