@@ -255,10 +255,11 @@ def test_lesson_1_5_without_a_timeout_unanswered_pings_end_the_wait(name: str, m
     engine = FakeEngine(infer_seconds=0.3)
     with serving(engine) as server, in_thread(FaultProxy(server.port)) as proxy, robot(name, proxy.url) as infer:
         threading.Timer(0.1, lambda: go_silent(proxy)).start()
-        started = time.monotonic()
+        rescue = threading.Timer(10, proxy.cut)  # a client that waits for ever fails the test instead of holding it up
+        rescue.start()
         with pytest.raises(ConnectionClosed) as error:
             infer(state(1))
-        assert time.monotonic() - started < 5.0
+        rescue.cancel()
         assert "answered no ping" in str(error.value.__cause__)
 
 
