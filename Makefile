@@ -1,5 +1,6 @@
 # make demo    a trained policy drives the built-in robot over a real connection; writes relay-demo/
-# make test    all tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
+# make test    all quick tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
+# make test-slow  the others: whole episodes, and waits of up to a minute in real time (three minutes in all)
 # make check   formatting, lint, types, import rules: what pre-commit and CI run
 # make vocab   fetch the tokenizer files that some tests compare against
 # make lock    write down the versions in use, for the interpreter in use, into requirements/
@@ -19,7 +20,7 @@ LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
 
-.PHONY: demo test check format vocab stock references lock bench clean
+.PHONY: demo test test-slow check format vocab stock references lock bench clean
 
 demo: $(VENV)/installed-demo
 	@echo "==> a server, a client and the built-in robot: ten episodes"
@@ -28,6 +29,10 @@ demo: $(VENV)/installed-demo
 test: $(VENV)/installed-dev
 	@echo "==> running the tests (a few minutes on two cores)"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/installed-dev
+	@echo "==> running the slow tests (about three minutes)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
 check: $(VENV)/installed-dev
 	@echo "==> lint, format, types, import rules"
