@@ -64,7 +64,7 @@ def untold(family: str) -> dict[str, Any]:
 def require_orbax() -> None:
     pytest.importorskip("tensorstore")
     if not ORBAX_PYTHON.exists():
-        pytest.skip("orbax is not here; `make stock` installs it")
+        pytest.skip("Orbax is not here; `make references` installs it")
 
 
 @pytest.mark.parametrize("family", ["pi0", "pi05"])
