@@ -47,7 +47,7 @@ class Serve:
     """Task for observations without a prompt; without it they are refused."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 lets other machines reach the policy."""
+    """Address to listen on; 0.0.0.0 lets other machines reach the policy, and takes API keys or --insecure."""
 
     port: int = 8000
     """Port to listen on; 0 takes any free one."""
@@ -58,15 +58,46 @@ class Serve:
     handshake: Literal["openpi", "roboarena"] = "openpi"
     """First frame for OpenPI clients: the policy's metadata, or the six keys that RoboArena clients insist on."""
 
+    api_keys_file: Path | None = None
+    """File of API keys, one a line; clients must bring one of them, or of those in RELAY_API_KEYS."""
+
+    insecure: bool = False
+    """Listen beyond this machine without API keys: whoever reaches the port can drive the policy."""
+
+    allowed_origin: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A web page's origin that may connect, such as https://dash.example; give it once for each."""
+
+    allowed_host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A host name, without port, under which clients may ask for this server; any if none is given."""
+
+    tls_cert: Path | None = None
+    """PEM file of the server's certificate chain; clients then connect to wss://."""
+
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key, without a password."""
+
+    tracebacks: bool = True
+    """Whether OpenPI clients read a traceback, without paths, of what failed; never with several API keys."""
+
+    max_connections: int = 1_024
+    """Most open connections; further clients are told that the server is full."""
+
+    max_queue: int = 1_024
+    """Most requests that wait, over all connections; further ones are refused."""
+
     def run(self) -> int:
         missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
         if missing:
             needed = " and ".join(missing)
             return _fail(f"serving needs {needed}; install with: pip install 'relay-robotics[server]'")
         from relay.models import registry
+        from relay.server.api_keys import read_api_keys
         from relay.server.app import serve
         from relay.server.settings import ServerSettings
+        from relay.server.tls import tls_context
 
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("websockets").setLevel(logging.WARNING)  # says what relay says, once more
         try:
             settings = ServerSettings(
                 host=self.host,
@@ -75,6 +106,14 @@ class Serve:
                 handshake=self.handshake,
                 idle_timeout=self.idle_timeout,
                 seed=self.seed,
+                api_keys=read_api_keys(self.api_keys_file),
+                insecure=self.insecure,
+                allowed_origins=self.allowed_origin,
+                allowed_hosts=self.allowed_host,
+                tls=tls_context(self.tls_cert, self.tls_key),
+                tracebacks=self.tracebacks,
+                max_connections=self.max_connections,
+                max_queue=self.max_queue,
             )
             registry.checkpoint_folder(self.model, self.checkpoint)
         except ValueError as error:
@@ -93,8 +132,6 @@ class Serve:
                 progress=progress,
             )
 
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger("websockets").setLevel(logging.WARNING)  # says what relay says, once more
         serve(load, settings)
         return 0
 

@@ -1,0 +1,78 @@
+"""A connection whose messages have to arrive at some pace: one that trickles in holds memory and never gets anywhere.
+
+A message may take 30 s, and one second more for every 32 KiB of it that have come. A byte a second is cut off after
+half a minute; 64 MiB over a bad radio link of 0.5 Mbit/s are taken. Time in which the server itself does not read, for
+it has enough from this client, does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from websockets.asyncio.server import ServerConnection
+from websockets.frames import DATA_OPCODES, Frame
+
+MESSAGE_S = 30.0
+"""From the first byte of a message to its last."""
+
+SLOWEST_BYTES_PER_S = 32 * 1024
+"""What a message that takes longer must have reached on average."""
+
+CHECK_S = 5.0
+"""How often a message on its way is looked at."""
+
+logger = logging.getLogger(__name__)
+
+
+class PacedConnection(ServerConnection):
+    """A server's connection that closes with 1008 when a message takes too long to arrive."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._began: float | None = None
+        self._arrived = 0
+        self._fragmented = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the network."""
+        super().data_received(data)
+        if not self._fragmented and not self.protocol.reader.buffer:
+            self._began = None
+            return
+        if self._began is None:
+            self._began, self._arrived = self.loop.time(), 0
+        self._arrived += len(data)
+        if self._timer is None:
+            self._timer = self.loop.call_later(min(CHECK_S, MESSAGE_S), self._check)
+
+    def process_event(self, event: Any) -> None:
+        """A frame is complete; the last of a message ends the time it had."""
+        super().process_event(event)
+        if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
+            self._fragmented = not event.fin
+            if event.fin:
+                self._began = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._began is None or self._closing is not None:
+            return
+        now = self.loop.time()
+        if not self.transport.is_reading():
+            self._began = now
+        elif now - self._began >= MESSAGE_S + self._arrived / SLOWEST_BYTES_PER_S:
+            reason = f"message too slow: {self._arrived} bytes in {now - self._began:.0f} s"
+            logger.info("%s is closed: %s", self.remote_address, reason)
+            self._closing = self.loop.create_task(self.close(1008, reason))
+            return
+        self._timer = self.loop.call_later(min(CHECK_S, MESSAGE_S), self._check)
