@@ -41,9 +41,6 @@ FAULT_SECONDS = 2.0
 WORKER_STOP_S = 0.5
 """How long the device thread may take to notice that it is not needed any more."""
 
-BACKLOG = 512
-"""Connections that the kernel holds while the loop is busy: a whole fleet may come back at once."""
-
 IMAGE_FORMATS = ("jpeg", "png", "webp")
 """What an image slot may hold instead of an array, told by its first bytes."""
 
@@ -120,7 +117,6 @@ class Server:
             max_size=MAX_MESSAGE_BYTES,
             max_queue=1,  # what lies beyond the outstanding requests stays in the peer's socket
             create_connection=cast(Any, self._entrance),
-            backlog=BACKLOG,
             start_serving=False,
         )  # asyncio and uvloop set TCP_NODELAY on every connection
         self._listener = cast(Listener, await listening)

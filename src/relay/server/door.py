@@ -16,7 +16,11 @@ from relay.protocol.limits import CLOSE_TIMEOUT_S
 from relay.server.arrivals import PacedConnection
 
 MAX_HALF_DONE = 256
-"""Handshakes under way; further connections are dropped at once, since whoever holds these open is no robot."""
+"""Handshakes under way. A further connection takes the place of the oldest of them, or is dropped at once if none has
+had its time, so that silent peers cannot keep robots out."""
+
+UNDISTURBED_S = 1.0
+"""How long a handshake keeps its place; a robot's takes two round trips and some arithmetic."""
 
 HANDSHAKE_S = 10.0
 """From the TCP connection to the end of the request's head, TLS included; as `websockets` allows."""
@@ -34,14 +38,26 @@ class Entrance:
 
     Args:
         tls: None for plain TCP.
+
+    Attributes:
+        doors: handshakes under way and when they began, oldest first.
     """
 
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         self.tls = tls
-        self.doors: set[Door] = set()
+        self.doors: dict[Door, float] = {}
 
     def __call__(self, *arguments: Any, **options: Any) -> Door:
         return Door(self, PacedConnection(*arguments, **options))
+
+    def has_room(self) -> bool:
+        """Whether one more handshake may begin, if need be in place of a slow one."""
+        if len(self.doors) >= MAX_HALF_DONE:
+            oldest, began = next(iter(self.doors.items()))
+            if asyncio.get_running_loop().time() - began < UNDISTURBED_S:
+                return False
+            oldest.shut()
+        return True
 
     def close(self) -> None:
         """Drop every handshake that is half done."""
@@ -69,11 +85,11 @@ class Door(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """TCP is connected: begin with TLS, or wait for the head."""
         self._plain = cast(asyncio.Transport, transport)
-        if len(self._entrance.doors) >= MAX_HALF_DONE:
+        if not self._entrance.has_room():
             self._plain.abort()
             return
-        self._entrance.doors.add(self)
         loop = asyncio.get_running_loop()
+        self._entrance.doors[self] = loop.time()
         self._timer = loop.call_later(HANDSHAKE_S, self.shut)
         if self._entrance.tls is None:
             self._transport = self._plain
@@ -133,6 +149,6 @@ class Door(asyncio.Protocol):
         """Stop counting this handshake; False if it was not counted any more."""
         if self not in self._entrance.doors:
             return False
-        self._entrance.doors.remove(self)
+        del self._entrance.doors[self]
         self._timer.cancel()
         return True
