@@ -121,11 +121,12 @@ class Door(asyncio.Protocol):
             logger.debug("no TLS with %s: %s", self._plain.get_extra_info("peername"), error)
             self.shut()
             return
-        self._transport = cast(asyncio.Transport, transport)
-        if self in self._entrance.doors:
+        if transport is not None and self in self._entrance.doors:
+            self._transport = transport
             self._look()
-        else:  # shut meanwhile
-            self._transport.abort()
+        else:  # the peer gave up, or was dropped, and asyncio takes either for an end without error
+            self._leave()
+            self._plain.abort()
 
     def _look(self) -> None:
         """Let the connection begin once the head is complete."""
