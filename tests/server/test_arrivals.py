@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from relay.protocol.msgpack_numpy import pack, unpack
-from relay.server import arrivals
+from relay.server import arrivals, keepalive
+from relay.server import connection as connection_module
 
 LIMIT = 0.4
 
@@ -42,9 +44,9 @@ async def trickle(websocket: ClientConnection, data: bytes, step: int, pause: fl
             await asyncio.sleep(pause)
 
 
-def test_a_message_has_thirty_seconds_and_a_floor_of_32_kib_a_second(monkeypatch: pytest.MonkeyPatch):
+def test_a_message_has_thirty_seconds_or_thirty_for_each_mib(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
-    assert (arrivals.MESSAGE_S, arrivals.SLOWEST_BYTES_PER_S) == (30, 32 * 1024)
+    assert (arrivals.MESSAGE_S, arrivals.PROGRESS_BYTES) == (30, 1024 * 1024)
 
 
 async def test_a_frame_that_comes_byte_by_byte_is_cut_off_and_only_its_client():
@@ -71,12 +73,38 @@ async def test_a_frame_that_stops_in_the_middle_is_cut_off():
         assert (await goodbye(websocket))[0] == 1008
 
 
+async def test_a_frame_that_stops_after_a_quick_start_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(arrivals, "PROGRESS_BYTES", 50_000)
+    async with running() as server, client(server) as websocket:
+        started = perf_counter()
+        websocket.transport.write(frame(bytes(5_000_000))[:4_000_000])
+        assert (await goodbye(websocket))[0] == 1008
+        assert perf_counter() - started < 4  # the closing handshake's 2 s included
+
+
 async def test_a_slow_but_honest_upload_is_taken(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(arrivals, "SLOWEST_BYTES_PER_S", 100_000)
+    monkeypatch.setattr(arrivals, "PROGRESS_BYTES", 50_000)
     message = pack({"state": np.full(DIM, 5, np.float32), "image": bytes(1_000_000)})
     async with running() as server, client(server) as websocket:
         await trickle(websocket, frame(message), 20_000, 0.05)  # 400 KB/s at most, 2.5 s
         assert unpack(await asyncio.wait_for(websocket.recv(), 5))["actions"][0, 0] == 5
+
+
+async def test_an_upload_that_takes_longer_than_a_pong_may_is_taken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(arrivals, "MESSAGE_S", 30.0)
+    monkeypatch.setattr(connection_module, "keep_alive", lambda peer: keepalive.keep_alive(peer, 0.02, 0.1))
+    request = (
+        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+    )
+    upload = frame(observation(5, filling=bytes(1_000)))
+    async with running() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request + upload[:100])
+        await asyncio.sleep(0.6)
+        writer.write(upload[100:])
+        assert b"actions" in await asyncio.wait_for(reader.readuntil(b"server_timing"), 5)
+        writer.transport.abort()
 
 
 async def test_many_quick_messages_are_not_one_slow_one():

@@ -1,8 +1,8 @@
 """A connection whose messages have to arrive at some pace: one that trickles in holds memory and never gets anywhere.
 
-A message may take 30 s, and one second more for every 32 KiB of it that have come. A byte a second is cut off after
-half a minute; 64 MiB over a bad radio link of 0.5 Mbit/s are taken. Time in which the server itself does not read, for
-it has enough from this client, does not count.
+A message has 30 s, and a larger one 30 s for every MiB. So a byte a second is cut off after half a minute, and a peer
+that falls silent in the middle likewise, while 64 MiB over a bad radio link of 0.5 Mbit/s are taken. Time in which the
+server itself does not read, for it has enough from this client, does not count.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import DATA_OPCODES, Frame
 
 MESSAGE_S = 30.0
-"""From the first byte of a message to its last."""
+"""From the first byte of a message to its last, or to the next full MiB."""
 
-SLOWEST_BYTES_PER_S = 32 * 1024
-"""What a message that takes longer must have reached on average."""
+PROGRESS_BYTES = 1024 * 1024
+"""What starts the time anew within a message."""
 
 CHECK_S = 5.0
 """How often a message on its way is looked at."""
 
 logger = logging.getLogger(__name__)
+
+
+def is_arriving(websocket: ServerConnection) -> bool:
+    """Whether part of a message has come. Its sender can neither answer a ping nor be called idle meanwhile."""
+    return isinstance(websocket, PacedConnection) and websocket.is_arriving
 
 
 class PacedConnection(ServerConnection):
@@ -37,15 +42,20 @@ class PacedConnection(ServerConnection):
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
 
+    @property
+    def is_arriving(self) -> bool:
+        """Whether part of a message has come."""
+        return self._began is not None
+
     def data_received(self, data: bytes) -> None:
         """Bytes from the network."""
         super().data_received(data)
         if not self._fragmented and not self.protocol.reader.buffer:
             self._began = None
             return
-        if self._began is None:
-            self._began, self._arrived = self.loop.time(), 0
         self._arrived += len(data)
+        if self._began is None or self._arrived >= PROGRESS_BYTES:
+            self._began, self._arrived = self.loop.time(), 0
         if self._timer is None:
             self._timer = self.loop.call_later(min(CHECK_S, MESSAGE_S), self._check)
 
@@ -70,8 +80,8 @@ class PacedConnection(ServerConnection):
         now = self.loop.time()
         if not self.transport.is_reading():
             self._began = now
-        elif now - self._began >= MESSAGE_S + self._arrived / SLOWEST_BYTES_PER_S:
-            reason = f"message too slow: {self._arrived} bytes in {now - self._began:.0f} s"
+        elif now - self._began >= MESSAGE_S:
+            reason = f"message too slow: {self._arrived} more bytes in {now - self._began:.0f} s"
             logger.info("%s is closed: %s", self.remote_address, reason)
             self._closing = self.loop.create_task(self.close(1008, reason))
             return
