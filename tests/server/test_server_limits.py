@@ -13,7 +13,7 @@ from fake_policy import FakeEngine, ask, client, dial, observation, running
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS, MAX_SESSIONS_PER_CONNECTION
+from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS
 from relay.protocol.msgpack_numpy import unpack
 from relay.server import connection as connection_module
 from relay.server import keepalive
@@ -157,12 +157,6 @@ async def test_a_client_that_does_not_read_its_replies_is_dropped_and_others_go_
 
 def test_a_write_may_take_ten_seconds():
     assert keepalive.SEND_TIMEOUT_S == 10
-
-
-async def test_a_client_with_many_sessions_keeps_the_latest():
-    async with running() as server, client(server) as websocket:
-        for number in range(MAX_SESSIONS_PER_CONNECTION + 10):
-            assert "actions" in await ask(websocket, observation(session_id=str(number)))
 
 
 async def test_refused_observations_take_few_lines_of_the_log(caplog: pytest.LogCaptureFixture):

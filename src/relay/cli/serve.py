@@ -77,7 +77,7 @@ class Serve:
     """PEM file of the certificate's private key, without a password."""
 
     tracebacks: bool = True
-    """Whether OpenPI clients read a traceback, without paths, of what failed; never with several API keys."""
+    """Tracebacks, without paths, in the errors that OpenPI clients read; with several API keys there are none."""
 
     max_connections: int = 1_024
     """Most open connections; further clients are told that the server is full."""

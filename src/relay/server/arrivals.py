@@ -21,7 +21,8 @@ PROGRESS_BYTES = 1024 * 1024
 """What starts the time anew within a message."""
 
 CHECK_S = 5.0
-"""How often a message on its way is looked at."""
+"""How often a message on its way is looked at. Time is counted in such looks: if the event loop stands still, what has
+come meanwhile is read before the next one."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,9 @@ class PacedConnection(ServerConnection):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._began: float | None = None
+        self._arriving = False
         self._arrived = 0
+        self._waited = 0.0
         self._fragmented = False
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -45,19 +47,19 @@ class PacedConnection(ServerConnection):
     @property
     def is_arriving(self) -> bool:
         """Whether part of a message has come."""
-        return self._began is not None
+        return self._arriving
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the network."""
         super().data_received(data)
         if not self._fragmented and not self.protocol.reader.buffer:
-            self._began = None
+            self._arriving = False
             return
         self._arrived += len(data)
-        if self._began is None or self._arrived >= PROGRESS_BYTES:
-            self._began, self._arrived = self.loop.time(), 0
+        if not self._arriving or self._arrived >= PROGRESS_BYTES:
+            self._arriving, self._arrived, self._waited = True, 0, 0.0
         if self._timer is None:
-            self._timer = self.loop.call_later(min(CHECK_S, MESSAGE_S), self._check)
+            self._timer = self.loop.call_later(CHECK_S, self._check)
 
     def process_event(self, event: Any) -> None:
         """A frame is complete; the last of a message ends the time it had."""
@@ -65,7 +67,7 @@ class PacedConnection(ServerConnection):
         if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
             self._fragmented = not event.fin
             if event.fin:
-                self._began = None
+                self._arriving = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end."""
@@ -75,14 +77,12 @@ class PacedConnection(ServerConnection):
 
     def _check(self) -> None:
         self._timer = None
-        if self._began is None or self._closing is not None:
+        if not self._arriving or self._closing is not None:
             return
-        now = self.loop.time()
-        if not self.transport.is_reading():
-            self._began = now
-        elif now - self._began >= MESSAGE_S:
-            reason = f"message too slow: {self._arrived} more bytes in {now - self._began:.0f} s"
+        self._waited = self._waited + CHECK_S if self.transport.is_reading() else 0.0
+        if self._waited > MESSAGE_S:
+            reason = f"message too slow: {self._arrived} more bytes in {MESSAGE_S:g} s"
             logger.info("%s is closed: %s", self.remote_address, reason)
             self._closing = self.loop.create_task(self.close(1008, reason))
             return
-        self._timer = self.loop.call_later(min(CHECK_S, MESSAGE_S), self._check)
+        self._timer = self.loop.call_later(CHECK_S, self._check)

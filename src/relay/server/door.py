@@ -126,7 +126,7 @@ class Door(asyncio.Protocol):
             self._look()
         else:  # the peer gave up, or was dropped, and asyncio takes either for an end without error
             self._leave()
-            self._plain.abort()
+            (transport or self._plain).abort()
 
     def _look(self) -> None:
         """Let the connection begin once the head is complete."""
