@@ -7,6 +7,7 @@ import gc
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,13 +78,7 @@ def issue(authority: trustme.CA, folder: Path) -> Files:
 
 async def test_the_relay_client_over_wss(files: Files, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(files.ca))
-
-    def infer() -> Any:
-        with relay.Policy(f"wss://localhost:{server.port}", connect_timeout=10) as policy:
-            return policy.infer({"state": np.full(DIM, 2, np.float32)})["actions"]
-
-    async with running(tls=files.context) as server:
-        assert (await asyncio.to_thread(infer))[0, 0] == 2
+    await one_observation(files)
 
 
 async def test_a_client_that_does_not_know_the_authority_gives_up_at_once(files: Files):
@@ -128,6 +123,37 @@ async def shake(server: Server, context: ssl.SSLContext) -> str | None:
             return secured.version()
 
     return await asyncio.to_thread(shake)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio's TLS takes its bytes in another way")
+async def test_bytes_that_come_before_tls_is_set_up_are_not_lost(files: Files, monkeypatch: pytest.MonkeyPatch):
+    start_tls = door.Door._start_tls
+
+    async def late(self: door.Door, tls: ssl.SSLContext) -> None:  # as it happens on uvloop
+        while not self._head:
+            await asyncio.sleep(0.01)
+        await start_tls(self, tls)
+
+    monkeypatch.setattr(door.Door, "_start_tls", late)
+    async with running(tls=files.context) as server:
+        assert await shake(server, files.client())
+
+
+def test_the_relay_client_over_wss_on_uvloop(files: Files, monkeypatch: pytest.MonkeyPatch):
+    uvloop = pytest.importorskip("uvloop")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.ca))
+    loop = uvloop.new_event_loop()
+    loop.run_until_complete(one_observation(files))
+    loop.close()
+
+
+async def one_observation(files: Files) -> None:
+    def infer() -> Any:
+        with relay.Policy(f"wss://localhost:{server.port}", connect_timeout=10) as policy:
+            return policy.infer({"state": np.full(DIM, 2, np.float32)})["actions"]
+
+    async with running(tls=files.context) as server:
+        assert (await asyncio.to_thread(infer))[0, 0] == 2
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

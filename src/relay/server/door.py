@@ -115,8 +115,12 @@ class Door(asyncio.Protocol):
         bounds: dict[str, Any] = {"ssl_handshake_timeout": HANDSHAKE_S}
         if sys.version_info >= (3, 11):
             bounds["ssl_shutdown_timeout"] = CLOSE_TIMEOUT_S
+        loop = asyncio.get_running_loop()
+        if self._head:  # uvloop reads before this task begins: these bytes are TLS's, not the head's
+            loop.call_soon(_feed, self._plain, bytes(self._head))
+            self._head.clear()
         try:
-            transport = await asyncio.get_running_loop().start_tls(self._plain, self, tls, server_side=True, **bounds)
+            transport = await loop.start_tls(self._plain, self, tls, server_side=True, **bounds)
         except OSError as error:  # of TCP and of TLS
             logger.debug("no TLS with %s: %s", self._plain.get_extra_info("peername"), error)
             self.shut()
@@ -153,3 +157,14 @@ class Door(asyncio.Protocol):
         del self._entrance.doors[self]
         self._timer.cancel()
         return True
+
+
+def _feed(transport: asyncio.Transport, data: bytes) -> None:
+    """Give the transport's new protocol what came before it was set."""
+    protocol = cast(asyncio.BufferedProtocol, transport.get_protocol())
+    while data:
+        room = memoryview(protocol.get_buffer(len(data)))
+        taken = min(len(room), len(data))
+        room[:taken] = data[:taken]
+        protocol.buffer_updated(taken)
+        data = data[taken:]
