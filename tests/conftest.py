@@ -1,4 +1,4 @@
-"""What all tests share: few threads, and no test that needs what this machine lacks."""
+"""What all tests share: few threads, no slow test unless asked for, and none that needs what this machine lacks."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ VOCAB = Path(__file__).parents[1] / "vocab"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that need fetched tokenizer files or a GPU, saying how many and why."""
+    """Leave out slow tests, and tests that need fetched tokenizer files or a GPU, saying how many and why.
+
+    With `-m EXPRESSION`, the expression decides about slow ones.
+    """
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
+    notes: dict[str, None] = {}
     has_vocab = (VOCAB / "gemma.json").is_file()
     for item in items:
-        missing = (item.get_closest_marker("vocab") and not has_vocab) or (
-            item.get_closest_marker("gpu") and not _has_gpu()
-        )
-        (left_out if missing else kept).append(item)
+        if item.get_closest_marker("slow") and not config.option.markexpr:
+            notes["slow tests are left out: `make test-slow` runs them"] = None
+        elif item.get_closest_marker("vocab") and not has_vocab:
+            notes["tests of the Gemma vocabulary are left out: `make vocab` fetches it"] = None
+        elif not (item.get_closest_marker("gpu") and not _has_gpu()):
+            kept.append(item)
+            continue
+        left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
-        if not has_vocab:
-            config.stash[_NOTES] = ["tests of the Gemma vocabulary are left out: `make vocab` fetches it"]
+        config.stash[_NOTES] = list(notes)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

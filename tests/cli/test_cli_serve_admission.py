@@ -113,3 +113,26 @@ def test_a_server_of_a_commands_own_asks_for_no_key(monkeypatch: pytest.MonkeyPa
         server._process.wait(20)
         server._reader.join(20)
         assert server.last_words == "False"
+
+
+def test_a_file_of_several_policies_may_hold_them_and_they_hold_for_each_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys").write_text(f"{KEY}\nfedcba9876543210\n")
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "models: {a: {model: demo}, b: {model: demo}}\n"
+        "api_keys_file: keys\nallowed_origin: [https://a.example, https://b.example]\nmax_queue: 9\n"
+    )
+    served: list[Any] = []
+    monkeypatch.setattr(app, "serve", lambda offers, settings: served.extend([settings, *map(_own, offers.values())]))
+    assert main(["serve", str(file)]) == 0
+    assert len(served) == 3
+    for settings in served:
+        assert settings.several_tenants
+        assert settings.allowed_origins == ("https://a.example", "https://b.example")
+        assert settings.max_queue == 9
+
+
+def _own(offer: Any) -> ServerSettings:
+    return offer.settings
