@@ -123,7 +123,8 @@ class OpenPIDialect:
     client (dreamzero: eval_utils/policy_client.py) and is answered with the bare actions.
 
     Args:
-        settings: the greeting's form, and whether a failure's text holds a traceback or sentence and error id only.
+        settings: the greeting's form, and whether a failure's text holds a traceback or sentence and error id only, as
+            it always does where tenants share the server.
         relay_client: the client selected the `relay.v1` subprotocol, so its replies hold timings per stage.
     """
 
@@ -131,7 +132,7 @@ class OpenPIDialect:
 
     def __init__(self, settings: ServerSettings, relay_client: bool) -> None:
         self._handshake = settings.handshake
-        self._tracebacks = settings.tracebacks
+        self._tracebacks = settings.tracebacks and not settings.several_tenants
         self._relay_client = relay_client
 
     def greeting(self, spec: PolicySpec) -> bytes:
