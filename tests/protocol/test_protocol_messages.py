@@ -37,7 +37,7 @@ def decode(**fields: Any) -> Infer:
         (pack([1, 2]), "the message is a list of 2 items; a request is a map"),
         (pack(np.zeros(2)), "the message is an array of shape (2,) and dtype float64; a request is a map"),
         (pack(None), "the message is nil; a request is a map"),
-        (pack({1: 2}), "byte 1: map keys must be text or bytes, got an integer"),
+        (msgpack.packb({1: 2}), "byte 1: map keys must be text or bytes, got an integer"),
         (pack({b"\xff": 2}), "key '\\ufffd' is not UTF-8"),
         (pack({"endpoint": "status"}), "endpoint is 'status'; expected 'infer' or 'reset'"),
         (pack({"endpoint": None}), "endpoint is nil; expected 'infer' or 'reset'"),

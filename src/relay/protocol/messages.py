@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from relay.protocol.errors import InvalidPayload, ObservationError
 from relay.protocol.msgpack_numpy import pack, unpack
 from relay.protocol.options import Options, take_options, take_session_id
-from relay.protocol.wording import as_text, child_path, quoted, shown
+from relay.protocol.wording import as_text, key_path, quoted, shown
 
 Observation: TypeAlias = Mapping[str, Any]
 """What the robot sees, by the model's or the robot's own keys, transport keys removed.
@@ -54,7 +54,7 @@ def decode_request(data: bytes | str) -> Infer | Reset:
     value = unpack(data)
     if not isinstance(value, dict):
         raise InvalidPayload(f"the message is {shown(value)}; a request is a map")
-    observation = _with_text_keys(cast("dict[str | bytes, Any]", value), "")
+    observation = _with_text_keys(cast("dict[str | bytes, Any]", value), ())
     endpoint_named = "endpoint" in observation
     endpoint = as_text(observation.pop("endpoint", "infer"))
     if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
@@ -98,7 +98,7 @@ def _float32(actions: Actions) -> NDArray[np.float32] | dict[str, NDArray[np.flo
     return np.ascontiguousarray(actions, dtype="<f4")
 
 
-def _with_text_keys(fields: dict[str | bytes, Any], path: str) -> dict[str, Any]:
+def _with_text_keys(fields: dict[str | bytes, Any], path: tuple[str, ...]) -> dict[str, Any]:
     """The same map with text keys, also in the maps inside it."""
     result: dict[str, Any] = {}
     for key, value in fields.items():
@@ -109,8 +109,8 @@ def _with_text_keys(fields: dict[str | bytes, Any], path: str) -> dict[str, Any]
             except UnicodeDecodeError:
                 raise InvalidPayload(f"key {quoted(name)} is not UTF-8") from None
         if name in result:
-            raise ObservationError(f"{child_path(path, name)} is given twice, as text and as bytes")
-        if isinstance(value, dict):
-            value = _with_text_keys(cast("dict[str | bytes, Any]", value), child_path(path, name))
+            raise ObservationError(f"{key_path((*path, name))} is given twice, as text and as bytes")
+        if type(value) is dict and value:
+            value = _with_text_keys(cast("dict[str | bytes, Any]", value), (*path, name))
         result[name] = value
     return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any, Final, cast
 
 import numpy as np
@@ -44,3 +46,8 @@ def child_path(path: str, key: object) -> str:
     if isinstance(key, (str, bytes)):
         return f"{path}[{quoted(key)}]" if path else quoted(key)[1:-1]
     return f"{path}[{shown(key)}]"
+
+
+def key_path(keys: Iterable[object]) -> str:
+    """The path of the part under these keys, from the outermost in; empty for the whole."""
+    return reduce(child_path, keys, "")
