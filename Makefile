@@ -2,6 +2,7 @@
 # make test    all tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
 # make check   formatting, lint, types, import rules: what pre-commit and CI run
 # make vocab   fetch the tokenizer files that some tests compare against
+# make fuzz    200,000 damaged and hostile messages through the decoder (ARGS="--messages N --seed S --jobs J")
 # make lock    write down the versions in use, for the interpreter in use, into requirements/
 # make stock   an environment with the stock openpi client and server, for compatibility tests and benchmarks
 #
@@ -18,7 +19,7 @@ LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
 
-.PHONY: demo test check format vocab stock lock bench clean
+.PHONY: demo test check fuzz format vocab stock lock bench clean
 
 demo: $(VENV)/installed-demo
 	@echo "==> a server, a client and the built-in robot: ten episodes"
@@ -34,6 +35,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+fuzz: $(VENV)/installed-dev
+	$(BIN)/python tests/protocol/fuzz_messages.py $(ARGS)
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

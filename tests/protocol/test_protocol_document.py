@@ -92,7 +92,7 @@ def test_the_request_is_read_as_an_observation_without_options() -> None:
 def test_the_replies_are_what_both_paths_send() -> None:
     as_map, bare = in_section("Reply")
     timings = as_map.value["policy_timing"], as_map.value["server_timing"]
-    assert encode_reply(as_map.value["actions"], *timings) == as_map.data
+    assert encode_reply(encode_bare(as_map.value["actions"]), *timings) == as_map.data
     assert encode_bare(bare.value) == bare.data
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,24 +67,28 @@ def decode_request(data: bytes | str) -> Infer | Reset:
 
 
 def encode_reply(
-    actions: Actions,
+    actions: bytes,
     policy_timing: Mapping[str, float],
     server_timing: Mapping[str, float],
     notes: Sequence[str] = (),
 ) -> bytes:
-    """The OpenPI reply map; timings are in milliseconds. `notes` is there only when it has entries.
+    """The OpenPI reply map around actions that `encode_bare` has encoded; timings are in milliseconds.
 
-    `actions` is the only array in it: openpi's ActionChunkBroker slices every array of a reply along axis 0
-    (openpi: packages/openpi-client/src/openpi_client/action_chunk_broker.py).
+    `notes` is there only when it has entries. `actions` is the only array: openpi's ActionChunkBroker slices every array
+    of a reply along axis 0 (openpi: packages/openpi-client/src/openpi_client/action_chunk_broker.py).
     """
-    reply: dict[str, Any] = {
-        "actions": _float32(actions),
+    rest: dict[str, Any] = {
         "policy_timing": {key: float(value) for key, value in policy_timing.items()},
         "server_timing": {key: float(value) for key, value in server_timing.items()},
     }
     if notes:
-        reply["notes"] = [str(note) for note in notes]
-    return pack(reply)
+        rest["notes"] = [str(note) for note in notes]
+    fields = pack(rest)
+    # A map of up to 14 fields begins with one byte that counts them, so that one more can be put before them.
+    return b"".join((bytes([fields[0] + 1]), _ACTIONS, actions, fields[1:]))
+
+
+_ACTIONS: Final = pack("actions")
 
 
 def encode_bare(actions: Actions) -> bytes:
