@@ -316,11 +316,11 @@ def structures() -> st.SearchStrategy[dict[Any, Any]]:
         },
     )
     marker = st.builds(_spelled, honest | scalar | lying, st.sampled_from(["bytes", "text", "mixed"]))
-    value = st.recursive(
-        leaf | marker,
-        lambda parts: st.lists(parts, max_size=4) | st.dictionaries(st.sampled_from(_KEYS + _NAMES), parts, max_size=4),
-        max_leaves=8,
-    )
+    value = leaf | marker
+    for _ in range(2):
+        value = (
+            value | st.lists(value, max_size=4) | st.dictionaries(st.sampled_from(_KEYS + _NAMES), value, max_size=4)
+        )
     nested = st.builds(_nested, value, st.integers(0, 20), st.booleans())
     return st.dictionaries(
         st.sampled_from(_KEYS) | st.sampled_from([key.encode() for key in _KEYS]) | st.text(max_size=3),

@@ -103,7 +103,18 @@ def _float32(actions: Actions) -> NDArray[np.float32] | dict[str, NDArray[np.flo
 
 
 def _with_text_keys(fields: dict[str | bytes, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """The same map with text keys, also in the maps inside it."""
+    """The map with text keys, also in the maps inside it; a map that has no others is changed in place."""
+    only_text = True
+    for key, value in fields.items():
+        if type(key) is not str:
+            only_text = False
+            break
+        if type(value) is dict and value:
+            fields[key] = _with_text_keys(cast("dict[str | bytes, Any]", value), (*path, key))
+    return cast("dict[str, Any]", fields) if only_text else _converted(fields, path)
+
+
+def _converted(fields: dict[str | bytes, Any], path: tuple[str, ...]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in fields.items():
         name = key
