@@ -280,8 +280,8 @@ def list_of(count: int, item: bytes) -> bytes:
         (list_of(20_000_000, b"\x80"), "byte 0: list of 20000000 items"),
         (list_of(17, list_of(4096, b"\xc0")), "more than 65536 items in one message"),
         (list_of(4096, list_of(4096, b"\xc0")), "more than 65536 items in one message"),
-        (list_of(4096, list_of(4096, b"\x80")), "more than 65536 items in one message"),
-        (list_of(250, list_of(250, b"\x91\xc0")), "more than 65536 items in one message"),
+        (list_of(4096, list_of(4096, b"\x80")), "more than 16384 maps and lists in one message"),
+        (list_of(250, list_of(250, b"\x91\xc0")), "more than 16384 maps and lists in one message"),
         (b"\xdb" + struct.pack(">I", 2**20 + 1) + b"a" * (2**20 + 1), "byte 0: text of 1048577 bytes"),
     ],
     ids=range(32),
@@ -321,9 +321,22 @@ def test_messages_over_64_mib_are_refused_unread():
         unpack(bytes(MAX_MESSAGE_BYTES + 1))
 
 
+@pytest.mark.parametrize("padding", [0, 2_000_000], ids=["short", "long"])
+@pytest.mark.parametrize("part", [{}, []])
+@pytest.mark.parametrize("count", [16_379, 16_380])
+def test_a_message_holds_at_most_16384_maps_and_lists(part: Any, count: int, padding: int):
+    rows = [[part] * 4_096, [part] * 4_096, [part] * 4_096, [part] * (count - 3 * 4_096 - 1)]
+    message = msgpack.packb({"padding": bytes(padding), "rows": rows})
+    if count == 16_379:  # and the four rows, the list of them, the message
+        assert len(unpack(message)["rows"]) == 4
+    else:
+        with pytest.raises(InvalidPayload, match="more than 16384 maps and lists in one message"):
+            unpack(message)
+
+
 def test_a_fault_after_very_many_values_is_placed_roughly():
     rows = list_of(15, list_of(4000, b"\xc0"))
-    with pytest.raises(InvalidPayload, match=r"^after byte 32\d{3}: the message cannot be decoded: \w+"):
+    with pytest.raises(InvalidPayload, match=r"^after byte 16\d{3}: the message cannot be decoded: \w+"):
         unpack(rows[:-1] + b"\xc1")
 
 

@@ -22,6 +22,7 @@ from websockets.uri import parse_uri
 from relay.client.cold_start import Waiting
 from relay.client.connection import (
     MAX_REDIRECTS,
+    MAX_UNASKED,
     WATCH_PERIOD_S,
     Greeting,
     limit_standstill,
@@ -30,9 +31,11 @@ from relay.client.connection import (
     response_headers,
     shown,
     too_many_redirects,
+    unasked,
     upgrade_options,
 )
 from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
+from relay.protocol.wording import clipped
 
 logger = logging.getLogger("relay.client")
 
@@ -71,6 +74,7 @@ class AsyncWebSocketConnection:
         self._slots = asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS)  # beyond these, our server stops reading
         self._sending: set[asyncio.Task[None]] = set()
         self._late = 0
+        self._unasked = 0
         self._lost = False
         self._heard = monotonic()
         self._why_cut: Exception | None = None
@@ -148,6 +152,9 @@ class AsyncWebSocketConnection:
                 message = await self._receive()
                 if not self._replies:
                     logger.warning("dropped a message that answers no request")
+                    self._unasked += 1
+                    if self._unasked > MAX_UNASKED:
+                        self._cut(unasked(self._url))
                     continue
                 self._slots.release()
                 reply = self._replies.popleft()
@@ -155,7 +162,7 @@ class AsyncWebSocketConnection:
                     reply.set_result(message)
                     continue
                 self._late += 1
-                said = f": {message}" if isinstance(message, str) else ""
+                said = f": {clipped(message)}" if isinstance(message, str) else ""
                 logger.warning("dropped a reply that came after its request had been given up%s", said)
         except ConnectionClosed:
             pass

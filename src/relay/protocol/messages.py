@@ -74,8 +74,8 @@ def encode_reply(
 ) -> bytes:
     """The OpenPI reply map around actions that `encode_bare` has encoded; timings are in milliseconds.
 
-    `notes` is there only when it has entries. `actions` is the only array: openpi's ActionChunkBroker slices every array
-    of a reply along axis 0 (openpi: packages/openpi-client/src/openpi_client/action_chunk_broker.py).
+    `notes` is there only when it has entries. `actions` is the only array: openpi's ActionChunkBroker slices every one
+    along axis 0 (openpi: packages/openpi-client/src/openpi_client/action_chunk_broker.py).
     """
     rest: dict[str, Any] = {
         "policy_timing": {key: float(value) for key, value in policy_timing.items()},

@@ -16,13 +16,14 @@ from relay.protocol.array_markers import from_marker, is_plain_map, to_marker
 from relay.protocol.errors import InvalidPayload
 from relay.protocol.limits import (
     MAX_CONTAINER_ITEMS,
+    MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_ITEMS,
     MAX_MARKERS,
     MAX_MESSAGE_BYTES,
     MAX_STRING_BYTES,
 )
-from relay.protocol.msgpack_structure import check_structure
+from relay.protocol.msgpack_structure import check_structure, too_many
 from relay.protocol.wording import key_path, shown
 
 
@@ -126,8 +127,8 @@ def _decode(data: bytes) -> tuple[Any, InvalidPayload | None]:
         nonlocal items, containers, markers, fault
         containers += 1
         items += len(fields)
-        if items > MAX_ITEMS:
-            raise InvalidPayload(f"more than {MAX_ITEMS} items in one message")
+        if items > MAX_ITEMS or containers > MAX_CONTAINERS:
+            raise too_many(items)
         if is_plain_map(fields) or fault is not None:
             return fields
         markers += 1
@@ -143,8 +144,8 @@ def _decode(data: bytes) -> tuple[Any, InvalidPayload | None]:
         nonlocal items, containers
         containers += 1
         items += len(values)
-        if items > MAX_ITEMS:
-            raise InvalidPayload(f"more than {MAX_ITEMS} items in one message")
+        if items > MAX_ITEMS or containers > MAX_CONTAINERS:
+            raise too_many(items)
         return values
 
     value = _unpackb(data, object_hook=read_map, list_hook=read_list)
@@ -226,5 +227,5 @@ def _explained(data: bytes, error: Exception) -> InvalidPayload:
     return InvalidPayload(reason if position == len(data) else f"after byte {position}: {reason}")
 
 
-_EXPLAINED_VALUES: Final = 32_768
-"""Takes less than 10 ms; a robot's message has a few hundred."""
+_EXPLAINED_VALUES: Final = 16_384
+"""Takes less than 5 ms; a robot's message has a few hundred."""

@@ -10,7 +10,7 @@ import sys
 from typing import Final
 
 from relay.protocol.errors import InvalidPayload
-from relay.protocol.limits import MAX_CONTAINER_ITEMS, MAX_DEPTH, MAX_ITEMS, MAX_STRING_BYTES
+from relay.protocol.limits import MAX_CONTAINER_ITEMS, MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS, MAX_STRING_BYTES
 
 
 def check_structure(data: bytes, most_values: int = sys.maxsize) -> int:
@@ -24,7 +24,7 @@ def check_structure(data: bytes, most_values: int = sys.maxsize) -> int:
     """
     end = len(data)
     position = 0
-    items = 0
+    items = containers = 0
     depth = 0
     pending = 1  # values, or keys and values, still to read in the innermost container
     in_map = False
@@ -67,8 +67,9 @@ def check_structure(data: bytes, most_values: int = sys.maxsize) -> int:
                 f"byte {position}: {kind} of {count} items; at most {MAX_CONTAINER_ITEMS} are accepted"
             )
         items += count
-        if items > MAX_ITEMS:
-            raise InvalidPayload(f"byte {position}: more than {MAX_ITEMS} items in one message")
+        containers += 1
+        if items > MAX_ITEMS or containers > MAX_CONTAINERS:
+            raise InvalidPayload(f"byte {position}: {too_many(items)}")
         depth += 1
         if depth > MAX_DEPTH:
             raise InvalidPayload(f"byte {position}: nested deeper than {MAX_DEPTH} levels")
@@ -86,6 +87,12 @@ def check_structure(data: bytes, most_values: int = sys.maxsize) -> int:
     if position < end:
         raise InvalidPayload(f"byte {position}: {end - position} bytes after the end of the message")
     return end
+
+
+def too_many(items: int) -> InvalidPayload:
+    """Which of the two limits on a whole message is exceeded."""
+    what = f"{MAX_ITEMS} items" if items > MAX_ITEMS else f"{MAX_CONTAINERS} maps and lists"
+    return InvalidPayload(f"more than {what} in one message")
 
 
 def _truncated(end: int) -> InvalidPayload:

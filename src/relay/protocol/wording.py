@@ -16,6 +16,14 @@ def quoted(text: str | bytes, limit: int = 80) -> str:
     return escaped if len(escaped) <= limit else f"{escaped[: limit - 3]}...'"
 
 
+def clipped(text: str, limit: int = 16_384) -> str:
+    """The text, or its two ends and how much is left out between them, when it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+
+
 def shown(value: object) -> str:
     """What came, for the middle of a sentence: a number or short text itself, of anything else its type and size."""
     if value is None:
