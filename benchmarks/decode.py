@@ -2,10 +2,10 @@
 
     python benchmarks/decode.py
 
-One observation with three cameras of 224x224, as JPEG files (31 KB together) and as arrays, decoded by both in turns in
-one process; "with headers" adds the frames' headers, which a policy reads before it decodes a pixel. The fastest of many
-short batches is taken, since other processes can only slow a batch down. The stock package comes from .venv-stock,
-which `make stock` makes; its decoder runs on this environment's NumPy and MessagePack.
+One observation with three cameras of 224x224, as JPEG files (31 KB together) and as arrays, decoded by both in turns
+in one process; "with headers" adds the frames' headers, which a policy reads before it decodes a pixel. The fastest of
+many short batches is taken, since other processes can only slow a batch down. The stock package comes from
+.venv-stock, which `make stock` makes; its decoder runs on this environment's NumPy and MessagePack.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -38,6 +38,8 @@ from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS, PING_INTERVAL_S, PIN
 from relay.protocol.wording import clipped
 
 logger = logging.getLogger("relay.client")
+
+MAX_UNREAD_PONG_BYTES: Final = 1024 * 1024
 
 T = TypeVar("T")
 
@@ -79,7 +81,9 @@ class AsyncWebSocketConnection:
         self._heard = monotonic()
         self._why_cut: Exception | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._sending_bytes = 0
         self._watching = asyncio.create_task(self._watch())
+        self._guarding = asyncio.create_task(self._bound_pongs())
 
     async def read_greeting(self, timeout: float | None) -> None:
         """Wait for the first frame, which a server may hold back until its model is loaded.
@@ -122,7 +126,10 @@ class AsyncWebSocketConnection:
         self._watching.cancel()
         if self._sending:
             self._cut(None)  # the closing handshake would wait behind the messages
-        await self._websocket.close()
+        try:
+            await self._websocket.close()
+        finally:
+            self._guarding.cancel()
         if self._reading is not None:
             await asyncio.wait((self._reading,))
 
@@ -143,8 +150,12 @@ class AsyncWebSocketConnection:
         return answer
 
     async def _send(self, message: bytes) -> None:
-        with suppress(ConnectionClosed):  # `_read_replies` tells whoever waits
-            await self._websocket.send(message)
+        self._sending_bytes += len(message)
+        try:
+            with suppress(ConnectionClosed):  # `_read_replies` tells whoever waits
+                await self._websocket.send(message)
+        finally:
+            self._sending_bytes -= len(message)
 
     async def _read_replies(self) -> None:
         try:
@@ -201,6 +212,13 @@ class AsyncWebSocketConnection:
                 silent = monotonic() - max(asked, self._heard) > PING_TIMEOUT_S
                 if silent and not may_be_busy and not pong.done():
                     return self._cut(TimeoutError(f"the server has answered no ping for {PING_TIMEOUT_S:g} s"))
+
+    async def _bound_pongs(self) -> None:
+        """Cut off a server that pings without end and reads no pongs: `websockets` would keep them all in memory."""
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            if self._websocket.transport.get_write_buffer_size() > self._sending_bytes + MAX_UNREAD_PONG_BYTES:
+                return self._cut(ConnectionError(f"{shown(self._url)} sends pings and does not read the answers"))
 
     def _cut(self, why: Exception | None) -> None:
         """End the TCP connection at once; whoever waits gets `ConnectionClosed`, caused by `why`."""

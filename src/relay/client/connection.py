@@ -162,7 +162,14 @@ class WebSocketConnection:
         self._closed.set()
         if self._sending:
             self._cut(None)  # the closing handshake would wait behind the message
-        self._open.close()
+        # A server that sends pings and reads no pongs blocks the library's thread, which holds what closing waits for.
+        patience = threading.Timer(2 * CLOSE_TIMEOUT_S, self._cut, (None,))
+        patience.daemon = True
+        patience.start()
+        try:
+            self._open.close()
+        finally:
+            patience.cancel()
 
     def _send(self, message: bytes, deadline: float | None) -> None:
         self._owed += 1
