@@ -161,6 +161,8 @@ class AsyncWebSocketConnection:
         try:
             while True:
                 message = await self._receive()
+                if self._unasked > MAX_UNASKED:  # cut off; this was on its way already
+                    continue
                 if not self._replies:
                     logger.warning("dropped a message that answers no request")
                     self._unasked += 1
