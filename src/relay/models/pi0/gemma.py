@@ -7,6 +7,7 @@ come from what is written to the cache when, and from a key mask.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -50,16 +51,13 @@ class Cache(Protocol):
 
 
 class KeyValueCache:
-    """Keys and values of all layers in one preallocated block, written in place.
+    """Keys and values of all layers in one block, (2, depth, rows, capacity, head_dim), written in place.
 
     `start` says where the next tokens go; the denoising loop sets it back to the end of the prefix at every step.
     """
 
-    def __init__(
-        self, depth: int, rows: int, capacity: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
-    ):
-        self.keys = torch.empty(depth, rows, capacity, head_dim, dtype=dtype, device=device)
-        self.values = torch.empty_like(self.keys)
+    def __init__(self, block: Tensor) -> None:
+        self.keys, self.values = block.unbind(0)
         self.start = 0
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,11 +79,17 @@ class GemmaBlock(nn.Module):
 
     A plain block owns the offsets of its two norms (stored as the distance from 1); a modulated one owns none and
     is told scale, shift and gate at each call.
+
+    Attributes:
+        between: what runs between the matrix products.
     """
+
+    between: Between
 
     def __init__(self, size: TransformerSize, heads: int, head_dim: int, *, modulated: bool) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
+        self.between = PLAIN
         if not modulated:
             self.attention_norm = nn.Parameter(torch.zeros(size.width))
             self.mlp_norm = nn.Parameter(torch.zeros(size.width))
@@ -100,19 +104,20 @@ class GemmaBlock(nn.Module):
         tables: Rotation,
         cache: Cache,
         layer: int,
-        key_mask: Tensor | None = None,
+        key_bias: Tensor | None = None,
         modulation: tuple[Modulation, Modulation] | None = None,
     ) -> Tensor:
         """Attend from `x` to everything in the cache and to itself.
 
         Args:
             x: (rows, tokens, width) in the compute dtype.
-            key_mask: (rows, keys) bool, False where a key must not be seen; None when all may.
+            key_bias: as `key_bias` makes it; None when every key may be seen.
             modulation: of the attention norm and of the MLP norm.
         """
         for_attention, for_mlp = modulation or (None, None)
+        between = self.between
         rows, tokens, _ = x.shape
-        y = normalize(x, None if for_attention else self.attention_norm, for_attention)
+        y = between.normalize(x, None if for_attention else self.attention_norm, for_attention)
         q, k, v = self._project(y, tables)
         keys, values = cache.append(layer, k, v)
         # With a single key-value head, the query heads fold into the query axis: one matrix product, no repeated keys.
@@ -120,23 +125,22 @@ class GemmaBlock(nn.Module):
             q.reshape(rows, 1, tokens * self.heads, self.head_dim),
             keys[:, None],
             values[:, None],
-            attn_mask=None if key_mask is None else key_mask[:, None, None],
+            attn_mask=key_bias,
         ).view(rows, tokens, self.heads * self.head_dim)
-        x = add_gated(x, self.out(attended), for_attention)
-        y = normalize(x, None if for_mlp else self.mlp_norm, for_mlp)
-        gate, up = self.gate_up(y).chunk(2, -1)
-        return add_gated(x, self.down(F.gelu(gate, approximate="tanh") * up), for_mlp)
+        x = between.add_gated(x, self.out(attended), for_attention)
+        y = between.normalize(x, None if for_mlp else self.mlp_norm, for_mlp)
+        return between.add_gated(x, self.down(between.gated_gelu(self.gate_up(y))), for_mlp)
 
     def write_keys_values(self, x: Tensor, tables: Rotation, cache: Cache, layer: int) -> None:
         """The prefix's last layer: of it only keys and values are ever read (exact)."""
-        y = normalize(x, self.attention_norm, None)
+        y = self.between.normalize(x, self.attention_norm, None)
         k, v = F.linear(y, self.qkv.weight[self.heads * self.head_dim :]).chunk(2, -1)  # (rows, tokens, head_dim)
-        cache.append(layer, rotate(k[:, :, None], tables)[:, :, 0], v)
+        cache.append(layer, self.between.rotate(k[:, :, None], tables)[:, :, 0], v)
 
     def _project(self, y: Tensor, tables: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         rows, tokens, _ = y.shape
         qkv = self.qkv(y).view(rows, tokens, self.heads + 2, self.head_dim)
-        qk = rotate(qkv[:, :, :-1], tables)  # queries and the key together
+        qk = self.between.rotate(qkv[:, :, :-1], tables)  # queries and the key together
         return qk[:, :, :-1], qk[:, :, -1], qkv[:, :, -1]
 
 
@@ -158,4 +162,41 @@ def rotate(x: Tensor, tables: Rotation) -> Tensor:
     """Rotary position embedding, half-split convention: x (rows, tokens, heads, head_dim), rotated in float32."""
     first, second = x.float().chunk(2, -1)
     cos, sin = tables
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+    turned = (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin))
+    return torch.cat(turned, -1).to(x.dtype)
+
+
+def gated_gelu(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` of the two halves of the last axis."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def key_bias(valid: Tensor, suffix: int, dtype: torch.dtype) -> Tensor:
+    """What is added to attention logits so that keys of invalid prefix tokens are not seen.
+
+    Args:
+        valid: (rows, prefix) bool.
+        suffix: number of keys behind the prefix, which all may be seen.
+
+    Returns:
+        (rows, 1, 1, prefix + suffix) of `dtype`, 0 or minus infinity.
+    """
+    rows, prefix = valid.shape
+    # Attention kernels copy a bias at every call unless its strides are multiples of 8.
+    width = (prefix + suffix + 7) // 8 * 8
+    bias = torch.zeros(rows, 1, 1, width, dtype=dtype, device=valid.device)
+    bias[..., :prefix].masked_fill_(~valid[:, None, None], float("-inf"))
+    return bias[..., : prefix + suffix]
+
+
+class Between(NamedTuple):
+    """The small functions between a block's matrix products, which a compiler can make one kernel each."""
+
+    normalize: Callable[[Tensor, Tensor | None, Modulation | None], Tensor]
+    rotate: Callable[[Tensor, Rotation], Tensor]
+    add_gated: Callable[[Tensor, Tensor, Modulation | None], Tensor]
+    gated_gelu: Callable[[Tensor], Tensor]
+
+
+PLAIN = Between(normalize, rotate, add_gated, gated_gelu)
