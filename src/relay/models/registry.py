@@ -7,7 +7,10 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
+from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.base import Engine, Progress
+
+NO_ADAPTERS = AdapterChoice()
 
 _FAMILIES = {
     "demo": "relay.models.pi0.engine",
@@ -34,6 +37,7 @@ def load(
     num_steps: int | None = None,
     max_batch: int = 8,
     default_prompt: str | None = None,
+    adapters: AdapterChoice = NO_ADAPTERS,
     progress: Progress = lambda phase, share: None,
 ) -> Engine:
     """Load a policy by its model name.
@@ -48,6 +52,7 @@ def load(
         dtype: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
         num_steps: default denoising steps; None keeps the checkpoint's.
         default_prompt: for observations without a prompt.
+        adapters: LoRA adapters that requests may ask for.
 
     Raises:
         UnknownModel: with the known names.
@@ -65,6 +70,7 @@ def load(
         num_steps=num_steps,
         max_batch=max_batch,
         default_prompt=default_prompt,
+        adapters=adapters,
         progress=progress,
     )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeGuard
 
-from relay.engine.base import Chunk, Engine, Failure, Note, StatefulEngine, Work
+from relay.engine.base import AdaptingEngine, Chunk, Engine, Failure, Note, StatefulEngine, Work
 from relay.engine.worker import LoadFailed, Worker
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Actions, Infer, Observation, Options
@@ -131,7 +131,11 @@ class Scheduler:
     async def _answer(self, engine: Engine, request: Infer, state: Any, notes_travel: bool) -> Answer:
         submitted = perf_counter()
         options = admit(
-            request.options, engine.spec, self._settings.seed, name_adapters=not self._settings.several_tenants
+            request.options,
+            engine.spec,
+            self._settings.seed,
+            adapters=engine.adapters if adapts(engine) else None,
+            name_adapters=not self._settings.several_tenants,
         )
         ready = await self._prepare(engine, request.observation, options)
         untold = [note.text for note in ready.notes if note.must_be_told and not notes_travel]
@@ -244,6 +248,11 @@ def _expired(options: Options) -> ObservationError:
 
 def _remembers(engine: Engine) -> TypeGuard[StatefulEngine]:
     return hasattr(engine, "open_session")  # isinstance of a protocol would take 0.1 ms of every request
+
+
+def adapts(engine: Engine) -> TypeGuard[AdaptingEngine]:
+    """Whether it may hold adapters."""
+    return hasattr(engine, "rescan_adapters")
 
 
 def _prepare(engine: Engine, observation: Observation, options: Options) -> _Ready | Exception:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.engine.adapter_folders import BASE, AdapterChoice
+from relay.engine.adapter_store import AdapterStore
+from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
 from relay.engine.device import choose_device
+from relay.models.pi0.adapters import read_adapter, with_changes
 from relay.models.pi0.checkpoint import load_checkpoint
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.model import Inputs, Pi0
 from relay.models.pi0.prefix import RowTokens, lay_out
+from relay.models.pi0.resident import ResidentAdapters
 from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
 from relay.models.pi0.units import RobotUnits
 from relay.models.pi0.weights import CheckpointError
+from relay.protocol.errors import ObservationError
 from relay.protocol.images import Codec, encode_frame
 from relay.protocol.messages import Observation, Options
+from relay.protocol.wording import quoted
+
+NO_ADAPTERS = AdapterChoice()
+OPTIONS = frozenset({"num_steps", "seed", "noise"})
 
 
 def load(
@@ -41,6 +50,7 @@ def load(
     num_steps: int | None,
     max_batch: int,
     default_prompt: str | None,
+    adapters: AdapterChoice,
     progress: Progress,
 ) -> Pi0Engine:
     """Load a checkpoint folder and make it ready to warm up."""
@@ -65,10 +75,13 @@ def load(
     if place.type == "cpu" and max_batch == 1 and _parameters(checkpoint.model) < _ONE_THREAD_BELOW:
         torch.set_num_threads(1)
     profile, normalization = checkpoint.profile, checkpoint.normalization
+    if adapters.any:
+        progress("loading adapters", 0.0)
     return Pi0Engine(
         name,
         checkpoint.model,
         checkpoint.tokenizer,
+        adapters=adapters,
         robot=RobotUnits(profile, normalization) if profile and normalization else None,
         model_units=normalization is None,
         metadata=checkpoint.metadata,
@@ -93,6 +106,7 @@ class Pi0Engine:
         robot: keys and units of the robot that is served; without one, model format only.
         model_units: without a robot, whether vLLM-Omni's keys are taken for model format (see `units.py`).
         metadata: the checkpoint's own, for OpenPI's handshake.
+        adapters: those that requests may ask for.
     """
 
     def __init__(
@@ -106,7 +120,15 @@ class Pi0Engine:
         metadata: Mapping[str, Any] | None = None,
         max_batch: int = 8,
         default_prompt: str | None = None,
+        adapters: AdapterChoice = NO_ADAPTERS,
     ) -> None:
+        base = model
+        self._adapters = AdapterStore(adapters, lambda folder: read_adapter(folder, base))
+        self._merged = adapters.merged
+        if self._merged:
+            (adapter,) = self._adapters.adapters
+            model = with_changes(model, adapter.source)
+        self._resident = ResidentAdapters(model, lambda: self._adapters.adapters, adapters.memory_bytes)
         self._model, self._tokenizer = model, tokenizer
         self._robot, self._model_units = robot, model_units
         self._default_prompt = default_prompt
@@ -122,11 +144,12 @@ class Pi0Engine:
             image_resolution=(config.vision.image_size, config.vision.image_size),
             metadata={**(metadata or {}), **({"robot": robot.contract} if robot else {})},
             handshake=_handshake(config, robot),
+            supported_options=OPTIONS | ({"adapter"} if adapters.any else set()),
         )
 
     def prepare(self, observation: Observation, options: Options) -> Pi0Prepared:
         """Validate, decode, resize and tokenize."""
-        return prepare(
+        prepared = prepare(
             observation,
             options,
             self._model.config,
@@ -135,15 +158,64 @@ class Pi0Engine:
             model_units=self._model_units,
             default_prompt=self._default_prompt,
         )
+        name = self._adapters.default if options.adapter is None else options.adapter
+        if name == BASE and self._merged:
+            raise ObservationError(
+                f"adapter {BASE!r} cannot be had: this server has merged {self._adapters.names[0]!r} into the weights"
+            )
+        if name is None or name == BASE:
+            return prepared
+        adapter = self._adapters.get(name)
+        if adapter is None:  # unloaded since the server looked
+            raise ObservationError(f"adapter {quoted(name)} is not loaded")
+        notes = tuple(Note(f"adapter {name} {text}") for text in adapter.notes)
+        adapter = None if self._merged else adapter
+        return replace(prepared, adapter=adapter, notes=(*prepared.notes, *notes))
 
-    def batch_key(self, prepared: Pi0Prepared) -> str:
-        """Rows of any number of cameras, prompt length, steps and seeds share a batch."""
-        return "pi0"
+    def batch_key(self, prepared: Pi0Prepared) -> Hashable:
+        """Rows of any number of cameras, prompt length, steps, seeds and adapters share a batch.
+
+        Except with adapters that need a network of their own.
+        """
+        return prepared.adapter if prepared.adapter and prepared.adapter.alone else None
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """Actions float32 for every row: (action_horizon, action_dim), or the robot's own width in its units."""
-        actions = self._model.sample_actions(self._assemble(batch)).cpu().numpy()  # (rows, horizon, action_dim)
-        return [Chunk(self._in_callers_units(row, work.prepared)) for row, work in zip(actions, batch, strict=True)]
+        chunks: dict[int, Chunk] = {}
+        for numbers in self._resident.groups([work.prepared.adapter for work in batch]):
+            rows = [batch[number] for number in numbers]
+            prepared: list[Pi0Prepared] = [work.prepared for work in rows]
+            network, inputs = self._resident.apply(
+                self._assemble(rows), [row.adapter for row in prepared], [len(row.images) for row in prepared]
+            )
+            actions = network.sample_actions(inputs).cpu().numpy()  # (rows, horizon, action_dim)
+            for number, row, answer in zip(numbers, prepared, actions, strict=True):
+                chunks[number] = Chunk(self._in_callers_units(answer, row))
+        return [chunks[number] for number in range(len(batch))]
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names that requests may ask for."""
+        return self._adapters.names
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Hold one more adapter, or another one under a name; any thread, requests go on."""
+        self._check_not_merged()
+        self._adapters.load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Hold an adapter no more; any thread, requests that have it are answered."""
+        self._check_not_merged()
+        self._adapters.unload(name)
+
+    def rescan_adapters(self) -> None:
+        """Look through the adapters' folders again; any thread, requests go on."""
+        if not self._merged:
+            self._adapters.rescan()
+
+    def _check_not_merged(self) -> None:
+        if self._merged:
+            raise ValueError("the adapter is merged into the weights; start the server without --merge-adapter")
 
     def warm_up(self, progress: Progress) -> None:
         """Run every batch size once, so that kernels are chosen and tables made before the first request."""
@@ -160,6 +232,11 @@ class Pi0Engine:
             chunks = self.infer([Work(row, Options(seed=0))] * rows)
             if not all(isinstance(chunk, Chunk) and np.isfinite(np.asarray(chunk.actions)).all() for chunk in chunks):
                 raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
+        for name in () if self._merged else self._adapters.names[: self.spec.max_batch]:  # the device takes them up
+            progress("warming up adapters", 0.0)
+            (chunk,) = self.infer([Work(replace(row, adapter=self._adapters.get(name)), Options(seed=0))])
+            if not (isinstance(chunk, Chunk) and np.isfinite(np.asarray(chunk.actions)).all()):
+                raise CheckpointError(f"adapter {name} gives actions that are not finite: its weights are damaged")
 
     def _in_callers_units(self, actions: NDArray[np.float32], prepared: Pi0Prepared) -> NDArray[np.float32]:
         """One row's actions in the units that its observation came in."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from relay.engine.base import Note
 from relay.engine.frames import read_frame, resize_with_pad
+from relay.models.pi0.adapters import Pi0Adapter
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.tokenizer import Prompt, PromptTokenizer
 from relay.models.pi0.units import RobotUnits, to_model_format
@@ -40,6 +41,7 @@ class Pi0Prepared:
         robot_state: (state_dim,) in the robot's units, for actions in them; None for model format.
         notes: what the caller should know.
         ignored: keys of the observation that mean nothing to this policy.
+        adapter: the adapter to run it with.
     """
 
     images: NDArray[np.uint8]
@@ -49,6 +51,7 @@ class Pi0Prepared:
     robot_state: NDArray[np.float64] | None = None
     notes: tuple[Note, ...] = ()
     ignored: tuple[str, ...] = ()
+    adapter: Pi0Adapter | None = None
 
 
 def prepare(
