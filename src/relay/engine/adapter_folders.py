@@ -90,13 +90,12 @@ def find_folders(choice: AdapterChoice) -> dict[str, Path]:
     folders: dict[str, Path] = {}
     if choice.root is not None:
         root = choice.root.resolve()
-        for entry in sorted(root.iterdir()):
+        for entry in sorted(entry for entry in root.iterdir() if not entry.name.startswith(".")):
             folder = entry.resolve()
             if folder == root or not all(path.resolve().is_relative_to(root) for path in (folder, *folder.rglob("*"))):
                 logger.warning("adapter root: %s leads out of %s and is left out", quoted(entry.name), root)
             elif folder.is_dir() and not is_name(entry.name):
-                if not entry.name.startswith("."):
-                    logger.warning("adapter root: %s cannot be an adapter's name and is left out", quoted(entry.name))
+                logger.warning("adapter root: %s cannot be an adapter's name and is left out", quoted(entry.name))
             elif folder.is_dir():
                 folders[entry.name] = folder
     return {**folders, **{name: path.resolve() for name, path in choice.named.items()}}

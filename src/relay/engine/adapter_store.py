@@ -42,6 +42,7 @@ class AdapterStore(Generic[T]):
     def __init__(self, choice: AdapterChoice, read: Callable[[Path], T]) -> None:
         self._choice, self._read = choice, read
         self._changing = threading.Lock()
+        self._by_call: dict[str, Path] = {}
         self._held: dict[str, _Held[T]] = {}
         held: dict[str, _Held[T]] = {}
         for name, folder in find_folders(choice).items():
@@ -80,6 +81,7 @@ class AdapterStore(Generic[T]):
             raise ValueError(f"an adapter cannot be called {quoted(name)}")
         with self._changing:
             self._change({**self._held, name: self._load(name, folder.resolve(), self._held)})
+            self._by_call[name] = folder.resolve()
 
     def unload(self, name: str) -> None:
         """Hand an adapter out no more; requests that have it are answered.
@@ -92,13 +94,14 @@ class AdapterStore(Generic[T]):
                 raise ValueError(f"adapter {quoted(name)} is not loaded")
             if name == self._choice.default:
                 raise ValueError(f"adapter {quoted(name)} is the default adapter and stays")
+            self._by_call.pop(name, None)
             self._change({other: held for other, held in self._held.items() if other != name})
 
     def rescan(self) -> None:
         """Bring what is held in line with the folders; one that cannot be read is logged, and stays as it was held."""
         with self._changing:
             held: dict[str, _Held[T]] = {}
-            for name, folder in find_folders(self._choice).items():
+            for name, folder in {**find_folders(self._choice), **self._by_call}.items():
                 try:
                     held[name] = self._load(name, folder, {**self._held, **held})
                 except (ValueError, OSError) as error:
