@@ -98,6 +98,9 @@ def _offer(model: str, options: PolicyOptions, listener: ListenerOptions) -> Off
             num_steps=options.num_steps,
             max_batch=options.max_batch,
             default_prompt=options.default_prompt,
+            graphs=options.graphs,
+            compile=options.compile,
+            decode=options.decode,
             progress=progress,
         )
 

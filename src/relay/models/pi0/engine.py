@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +17,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
+from relay.engine.frames import Decode
+from relay.engine.graphs import graph_budget
+from relay.engine.worker import loses_device
+from relay.models.pi0.assemble import assemble
 from relay.models.pi0.checkpoint import load_checkpoint
 from relay.models.pi0.config import Pi0Config
-from relay.models.pi0.model import Inputs, Pi0
-from relay.models.pi0.prefix import RowTokens, lay_out
+from relay.models.pi0.fixed_shapes import FixedShapes
+from relay.models.pi0.model import Pi0
+from relay.models.pi0.self_check import TOLERANCES, check_batch, fixed_distance
+from relay.models.pi0.shapes import ShapePlan
 from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
 from relay.models.pi0.units import RobotUnits
 from relay.models.pi0.weights import CheckpointError
-from relay.protocol.images import Codec, encode_frame
+from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
+
+REUSE_BYTES = 64 * 2**20
+"""Device memory for the tokens of frames that may come again: 64 frames at full size."""
+
+logger = logging.getLogger(__name__)
 
 
 def load(
@@ -41,9 +54,15 @@ def load(
     num_steps: int | None,
     max_batch: int,
     default_prompt: str | None,
+    graphs: str,
+    compile: bool,
+    decode: str,
     progress: Progress,
 ) -> Pi0Engine:
     """Load a checkpoint folder and make it ready to warm up."""
+    for option, value, choices in (("graphs", graphs, ("auto", "off")), ("decode", decode, DECODERS)):
+        if value not in choices:
+            raise CheckpointError(f"--{option} must be {' or '.join(choices)}, got {value!r}")
     place = choose_device(device)
     precision = dtype if dtype != "auto" else "bfloat16" if place.type == "cuda" else "float32"
     if precision not in ("float32", "bfloat16"):
@@ -74,6 +93,9 @@ def load(
         metadata=checkpoint.metadata,
         max_batch=max_batch,
         default_prompt=default_prompt,
+        graphs=graphs == "auto" and place.type == "cuda",
+        compile=compile,
+        decode=decode,
     )
 
 
@@ -93,6 +115,14 @@ class Pi0Engine:
         robot: keys and units of the robot that is served; without one, model format only.
         model_units: without a robot, whether vLLM-Omni's keys are taken for model format (see `units.py`).
         metadata: the checkpoint's own, for OpenPI's handshake.
+        graphs: prepare fixed shapes at warm-up and replay them, as CUDA graphs where the device has them.
+        compile: with graphs, have the small functions between matrix products compiled.
+        decode: what decodes JPEG frames, as in `choose_decoder`.
+        reuse_bytes: with graphs, device memory for tokens of frames that may come again; 0 computes everything anew.
+
+    Attributes:
+        remarks: sentences on what runs otherwise than it could, for the log and the health check.
+        unprepared: how many batches fitted no prepared shape, and ran without.
     """
 
     def __init__(
@@ -106,7 +136,16 @@ class Pi0Engine:
         metadata: Mapping[str, Any] | None = None,
         max_batch: int = 8,
         default_prompt: str | None = None,
+        graphs: bool = False,
+        compile: bool = False,
+        decode: str = "cpu",
+        reuse_bytes: int = REUSE_BYTES,
     ) -> None:
+        self.remarks: list[str] = []
+        self.unprepared = 0
+        self._graphs, self._compile, self._decode_choice, self._reuse_bytes = graphs, compile, decode, reuse_bytes
+        self._decode: Decode = decode_frame
+        self._fixed: FixedShapes | None = None
         self._model, self._tokenizer = model, tokenizer
         self._robot, self._model_units = robot, model_units
         self._default_prompt = default_prompt
@@ -134,6 +173,8 @@ class Pi0Engine:
             robot=self._robot,
             model_units=self._model_units,
             default_prompt=self._default_prompt,
+            decode=self._decode,
+            identify=self._fixed is not None and self._reuse_bytes > 0,
         )
 
     def batch_key(self, prepared: Pi0Prepared) -> str:
@@ -142,49 +183,90 @@ class Pi0Engine:
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """Actions float32 for every row: (action_horizon, action_dim), or the robot's own width in its units."""
-        actions = self._model.sample_actions(self._assemble(batch)).cpu().numpy()  # (rows, horizon, action_dim)
+        actions = self._sample(batch).numpy()  # (rows, horizon, action_dim)
         return [Chunk(self._in_callers_units(row, work.prepared)) for row, work in zip(actions, batch, strict=True)]
 
     def warm_up(self, progress: Progress) -> None:
-        """Run every batch size once, so that kernels are chosen and tables made before the first request."""
+        """Run or capture every shape once, so that kernels are chosen and tables made before the first request."""
+        device = self._model.action_in.weight.device
+        self._decode, remark = choose_decoder(self._decode_choice, device)
+        self.remarks += [remark] if remark else []
+        self._touch_preparation()
+        if self._graphs:
+            self._fixed = self._prepare_shapes(progress)
+        sizes = range(1, 2 if self._fixed else self.spec.max_batch + 1)
+        for rows in sizes:
+            progress("warming up", rows / len(sizes))
+            actions = self._model.sample_actions(assemble(self._model, *check_batch(self._model.config, rows)))
+            if not actions.isfinite().all():
+                raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
+        for remark in self.remarks:
+            logger.warning("%s", remark)
+
+    def _prepare_shapes(self, progress: Progress) -> FixedShapes | None:
+        """The fast path, if it can be had and gives what the plain one gives; else a remark why not."""
         config = self._model.config
-        for codec in (Codec.JPEG_Q90, Codec.LOSSLESS):  # decoders and tokenizer load on first use
+        plan = ShapePlan.of(config, self.spec.max_batch, self._shortest_prompt())
+        device = self._model.action_in.weight.device
+        try:
+            fixed = FixedShapes(
+                self._model,
+                plan,
+                capture=device.type == "cuda",
+                fuse=self._compile,
+                reuse_bytes=self._reuse_bytes,
+                budget_bytes=graph_budget(device),
+            )
+            fixed.prepare(progress)
+            distance = fixed_distance(fixed, self._model)
+        except Exception as error:
+            if loses_device(error):
+                raise
+            logger.warning("capturing failed", exc_info=error)
+            self.remarks.append(f"prepared shapes are off: {type(error).__name__} while capturing")
+            return None
+        tolerance = TOLERANCES[self._model.token_embedding.dtype]
+        if not distance <= tolerance:
+            self.remarks.append(
+                f"prepared shapes are off: their actions differ from the plain ones by {distance:.1e} of their "
+                f"deviation, more than {tolerance:g}"
+            )
+            return None
+        if fixed.left_out:
+            self.remarks.append(
+                f"{len(fixed.left_out)} shapes found no memory for a graph and run without, the first is "
+                f"{fixed.left_out[0]}"
+            )
+        return fixed
+
+    def _sample(self, batch: Sequence[Work]) -> Tensor:
+        """(rows, horizon, action_dim) float32 on the CPU; the device has caught up."""
+        rows: list[Pi0Prepared] = [work.prepared for work in batch]
+        noise = torch.stack([self._noise(work.options) for work in batch])
+        if self._fixed is not None:
+            actions = self._fixed.sample(rows, noise)
+            if actions is not None:
+                return actions
+            self.unprepared += 1
+        return self._model.sample_actions(assemble(self._model, rows, noise)).cpu()
+
+    def _touch_preparation(self) -> None:
+        """Decoders and tokenizer load on first use."""
+        config = self._model.config
+        for codec in (Codec.JPEG_Q90, Codec.LOSSLESS):
             frame = encode_frame(np.zeros((64, 64, 3), np.uint8), codec)
             images = dict.fromkeys(config.cameras, frame)
             self.prepare({"image": images, "state": [0.0] * config.state_dim, "prompt": "warm up"}, Options())
-        frames = np.zeros((len(config.cameras), config.vision.image_size, config.vision.image_size, 3), np.uint8)
-        tokens = tuple([self._tokenizer.vocabulary.bos_id] * config.max_token_len)
-        row = Pi0Prepared(frames, tokens, np.zeros(config.action_dim, np.float32), config.num_steps)
-        for rows in range(1, self.spec.max_batch + 1):
-            progress("warming up", rows / self.spec.max_batch)
-            chunks = self.infer([Work(row, Options(seed=0))] * rows)
-            if not all(isinstance(chunk, Chunk) and np.isfinite(np.asarray(chunk.actions)).all() for chunk in chunks):
-                raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
+
+    def _shortest_prompt(self) -> int:
+        """Tokens of a prompt of one letter, with a state of one digit per value where it holds the state."""
+        return len(self._tokenizer("a", np.full(self._model.config.state_dim, -0.99)).tokens)
 
     def _in_callers_units(self, actions: NDArray[np.float32], prepared: Pi0Prepared) -> NDArray[np.float32]:
         """One row's actions in the units that its observation came in."""
         if self._robot is None or prepared.robot_state is None:
             return actions.copy()
         return self._robot.to_robot(actions, prepared.robot_state)
-
-    def _assemble(self, batch: Sequence[Work]) -> Inputs:
-        device = self._model.action_in.weight.device
-        prepared: list[Pi0Prepared] = [work.prepared for work in batch]
-        layout = lay_out(
-            [RowTokens([True] * len(row.images), [True] * len(row.tokens)) for row in prepared],
-            self._model.config.vision.tokens,
-        )
-        state = None
-        if self._model.config.family == "pi0":
-            state = torch.from_numpy(np.stack([row.state for row in prepared])).to(device)
-        return Inputs(
-            images=torch.from_numpy(np.concatenate([row.images for row in prepared])).to(device),
-            tokens=torch.tensor([token for row in prepared for token in row.tokens], device=device),
-            layout=layout.to(device),
-            noise=torch.stack([self._noise(work.options) for work in batch]).to(device),
-            num_steps=[row.num_steps for row in prepared],
-            state=state,
-        )
 
     def _noise(self, options: Options) -> Tensor:
         """Starting noise (action_horizon, action_dim) float32, drawn on the CPU for this row alone.
