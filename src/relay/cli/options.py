@@ -45,7 +45,7 @@ class PolicyOptions:
     """Task for observations without a prompt; without it they are refused."""
 
     graphs: Literal["auto", "off"] = "auto"
-    """auto replays prepared shapes as CUDA graphs on a GPU, once they are checked against the plain path; off doesn't."""
+    """auto replays prepared shapes as CUDA graphs on a GPU, once checked against the plain path; off doesn't."""
 
     compile: bool = False
     """With graphs, compile the small functions between matrix products at start-up; needs a C compiler and Triton."""

@@ -246,6 +246,12 @@ def test_two_robots_with_the_same_picture_share_its_tokens() -> None:
     assert distance(sample(fixed, [one, other]), plain("pi05", [one, other])) <= 1e-5
 
 
+def test_frames_without_an_id_are_never_taken_for_each_other() -> None:
+    fixed = prepared("pi05", ShapePlan((2,), (32,), (1,)), reuse_bytes=MEGABYTE)
+    sample(fixed, [row(1)])
+    assert distance(sample(fixed, [row(2)]), plain("pi05", [row(2)])) <= 1e-5
+
+
 def test_tokens_of_frames_are_forgotten_when_their_room_is_full() -> None:
     bytes_per_image = 256 * 64 * 4
     fixed = prepared("pi05", ShapePlan((1,), (32,), (1,)), reuse_bytes=2 * bytes_per_image)

@@ -154,7 +154,7 @@ class FixedShapes:
             if key in pictures.known:
                 self._image_tokens[place].copy_(pictures.known[key])
                 self.reused_images += 1
-            elif self._reuse:
+            elif isinstance(key, bytes):  # a digest; other keys mean something in this batch only
                 self._seen_images.put(key, self._image_tokens[place].clone())
 
     def _stage(self, shape: Shape, rows: Sequence[Pi0Prepared], noise: Tensor, pictures: _Pictures) -> None:
