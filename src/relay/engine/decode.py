@@ -27,7 +27,7 @@ DECODERS = ("auto", "cpu", "gpu")
 GpuJpeg: TypeAlias = Callable[[bytes], NDArray[np.uint8]]
 """JPEG bytes to (H, W, 3) uint8 RGB on the CPU, decoded on a GPU; raises for what it cannot decode."""
 
-_TRIAL_SIZES = ((224, 224), (640, 480), (1280, 720), (1920, 1080))
+TRIAL_SIZES = ((224, 224), (640, 480), (1280, 720), (1920, 1080))
 _ROUNDS = 5
 
 
@@ -43,7 +43,7 @@ def choose_decoder(choice: str, device: torch.device, gpu: GpuJpeg | None = None
     """
     if choice == "cpu" or (choice == "auto" and device.type != "cuda" and gpu is None):
         return decode_frame, None
-    gpu = gpu or _installed(device)
+    gpu = gpu or installed(device)
     if gpu is None:
         if choice == "auto":
             return decode_frame, None
@@ -81,7 +81,7 @@ def pixel_difference(decode: Decode) -> tuple[int, float]:
     """Largest difference from the CPU's pixels over files of every usual kind, and the share of values that differ."""
     differences = [
         np.abs(decode(data, "trial").astype(np.int16) - decode_frame(data, "trial"))
-        for size in _TRIAL_SIZES[:2]
+        for size in TRIAL_SIZES[:2]
         for data in trial(size)
     ]
     values = np.concatenate([difference.ravel() for difference in differences])
@@ -91,7 +91,7 @@ def pixel_difference(decode: Decode) -> tuple[int, float]:
 def faster_from(gpu: GpuJpeg) -> int | None:
     """The number of pixels from which on the GPU is faster at every size that is tried; None if it never is."""
     threshold: int | None = None
-    for size in reversed(_TRIAL_SIZES):
+    for size in reversed(TRIAL_SIZES):
         data = next(iter(trial(size)))
         if _seconds(lambda data=data: gpu(data)) >= _seconds(lambda data=data: decode_frame(data, "trial")):
             break
@@ -131,7 +131,8 @@ def _seconds(work: Callable[[], object]) -> float:
     return best
 
 
-def _installed(device: torch.device) -> GpuJpeg | None:
+def installed(device: torch.device) -> GpuJpeg | None:
+    """A decoder on this GPU, if there is one and a library for it is installed."""
     if device.type != "cuda":
         return None
     for make in (_torchvision, _nvimgcodec):

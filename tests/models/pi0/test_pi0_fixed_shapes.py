@@ -66,13 +66,6 @@ def distance(actions: Tensor, reference: Tensor) -> float:
     return float((actions - reference).abs().max() / reference.std())
 
 
-def poison(fixed: FixedShapes) -> None:
-    """What a batch must never read: NaN in all that is kept between parts, full bytes in all that is uploaded."""
-    fixed.memory.view(torch.float32).fill_(float("nan"))
-    fixed._image_tokens.fill_(float("nan"))
-    fixed.staging.fill(0xFF)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 10])
 def test_golden_observations_give_the_golden_actions(family: str, num_steps: int) -> None:
@@ -127,7 +120,7 @@ def test_what_earlier_batches_left_in_the_buffers_changes_nothing(family: str) -
     fixed = shared(family)
     rows = [row(1), row(2, cameras=1, prompt=5), row(3, num_steps=2)]
     before = sample(fixed, rows)
-    poison(fixed)
+    fixed.spoil()
     assert torch.equal(sample(fixed, rows), before)
 
 
@@ -195,7 +188,7 @@ def test_reused_frames_give_the_same_bytes(family: str) -> None:
     one, other = with_ids(row(1), b"a", b"b"), with_ids(row(2), b"c", b"d")
     first = sample(fixed, [one])
     sample(fixed, [other])
-    poison(fixed)
+    fixed.spoil()
     assert torch.equal(sample(fixed, [one]), first)
     assert fixed.reused_images == 2
 

@@ -84,8 +84,8 @@ def test_an_observation_sent_again_gives_the_same_bytes_without_its_images(
     first = infer(engine, request(1, encoded=encoded))
     infer(engine, request(2, encoded=encoded))
     assert infer(engine, request(1, encoded=encoded)).tobytes() == first.tobytes()
-    assert engine._fixed is not None
-    assert engine._fixed.reused_images == 2
+    assert engine.fixed is not None
+    assert engine.fixed.reused_images == 2
 
 
 def test_equal_pixels_sent_twice_are_told_from_other_pixels(family: str, tokenizer: PromptTokenizer) -> None:
@@ -99,17 +99,17 @@ def test_without_reuse_everything_is_computed_anew(family: str, tokenizer: Promp
     engine = warm(family, tokenizer, graphs=True, reuse_bytes=0)
     for _ in range(2):
         infer(engine, request(1))
-    assert engine._fixed is not None
-    assert engine._fixed.reused_images == engine._fixed.reused_prefixes == 0
+    assert engine.fixed is not None
+    assert engine.fixed.reused_images == engine.fixed.reused_prefixes == 0
 
 
 def test_nothing_is_prepared_after_warm_up(family: str, tokenizer: PromptTokenizer) -> None:
     engine = warm(family, tokenizer, graphs=True)
-    assert engine._fixed is not None
-    prepared = len(engine._fixed.graphs)
+    assert engine.fixed is not None
+    prepared = len(engine.fixed.graphs)
     for length in range(1, 41):
         infer(engine, request(1, prompt=length, cameras=1 + length % 3), steps=1 + length % 5)
-    assert len(engine._fixed.graphs) == prepared
+    assert len(engine.fixed.graphs) == prepared
     assert engine.unprepared == 0
 
 
@@ -135,7 +135,7 @@ def test_prepared_shapes_that_answer_otherwise_are_not_used(
 
     monkeypatch.setattr(FixedShapes, "sample", wrong)
     engine = warm(family, tokenizer, graphs=True)
-    assert engine._fixed is None
+    assert engine.fixed is None
     assert "prepared shapes are off: their actions differ from the plain ones by 1.0e-03" in engine.remarks[0]
     assert infer(engine, request(1)).tobytes() == infer(warm(family, tokenizer), request(1)).tobytes()
 

@@ -121,6 +121,8 @@ class Pi0Engine:
         reuse_bytes: with graphs, device memory for tokens of frames that may come again; 0 computes everything anew.
 
     Attributes:
+        model: the network.
+        fixed: its prepared shapes, from warm-up on; None without them.
         remarks: sentences on what runs otherwise than it could, for the log and the health check.
         unprepared: how many batches fitted no prepared shape, and ran without.
     """
@@ -145,8 +147,8 @@ class Pi0Engine:
         self.unprepared = 0
         self._graphs, self._compile, self._decode_choice, self._reuse_bytes = graphs, compile, decode, reuse_bytes
         self._decode: Decode = decode_frame
-        self._fixed: FixedShapes | None = None
-        self._model, self._tokenizer = model, tokenizer
+        self.fixed: FixedShapes | None = None
+        self.model, self._tokenizer = model, tokenizer
         self._robot, self._model_units = robot, model_units
         self._default_prompt = default_prompt
         config = model.config
@@ -168,13 +170,13 @@ class Pi0Engine:
         return prepare(
             observation,
             options,
-            self._model.config,
+            self.model.config,
             self._tokenizer,
             robot=self._robot,
             model_units=self._model_units,
             default_prompt=self._default_prompt,
             decode=self._decode,
-            identify=self._fixed is not None and self._reuse_bytes > 0,
+            identify=self.fixed is not None and self._reuse_bytes > 0,
         )
 
     def batch_key(self, prepared: Pi0Prepared) -> str:
@@ -188,16 +190,16 @@ class Pi0Engine:
 
     def warm_up(self, progress: Progress) -> None:
         """Run or capture every shape once, so that kernels are chosen and tables made before the first request."""
-        device = self._model.action_in.weight.device
+        device = self.model.action_in.weight.device
         self._decode, remark = choose_decoder(self._decode_choice, device)
         self.remarks += [remark] if remark else []
         self._touch_preparation()
         if self._graphs:
-            self._fixed = self._prepare_shapes(progress)
-        sizes = range(1, 2 if self._fixed else self.spec.max_batch + 1)
+            self.fixed = self._prepare_shapes(progress)
+        sizes = range(1, 2 if self.fixed else self.spec.max_batch + 1)
         for rows in sizes:
             progress("warming up", rows / len(sizes))
-            actions = self._model.sample_actions(assemble(self._model, *check_batch(self._model.config, rows)))
+            actions = self.model.sample_actions(assemble(self.model, *check_batch(self.model.config, rows)))
             if not actions.isfinite().all():
                 raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
         for remark in self.remarks:
@@ -205,12 +207,12 @@ class Pi0Engine:
 
     def _prepare_shapes(self, progress: Progress) -> FixedShapes | None:
         """The fast path, if it can be had and gives what the plain one gives; else a remark why not."""
-        config = self._model.config
+        config = self.model.config
         plan = ShapePlan.of(config, self.spec.max_batch, self._shortest_prompt())
-        device = self._model.action_in.weight.device
+        device = self.model.action_in.weight.device
         try:
             fixed = FixedShapes(
-                self._model,
+                self.model,
                 plan,
                 capture=device.type == "cuda",
                 fuse=self._compile,
@@ -218,14 +220,14 @@ class Pi0Engine:
                 budget_bytes=graph_budget(device),
             )
             fixed.prepare(progress)
-            distance = fixed_distance(fixed, self._model)
+            distance = fixed_distance(fixed, self.model)
         except Exception as error:
             if loses_device(error):
                 raise
             logger.warning("capturing failed", exc_info=error)
             self.remarks.append(f"prepared shapes are off: {type(error).__name__} while capturing")
             return None
-        tolerance = TOLERANCES[self._model.token_embedding.dtype]
+        tolerance = TOLERANCES[self.model.token_embedding.dtype]
         if not distance <= tolerance:
             self.remarks.append(
                 f"prepared shapes are off: their actions differ from the plain ones by {distance:.1e} of their "
@@ -243,16 +245,16 @@ class Pi0Engine:
         """(rows, horizon, action_dim) float32 on the CPU; the device has caught up."""
         rows: list[Pi0Prepared] = [work.prepared for work in batch]
         noise = torch.stack([self._noise(work.options) for work in batch])
-        if self._fixed is not None:
-            actions = self._fixed.sample(rows, noise)
+        if self.fixed is not None:
+            actions = self.fixed.sample(rows, noise)
             if actions is not None:
                 return actions
             self.unprepared += 1
-        return self._model.sample_actions(assemble(self._model, rows, noise)).cpu()
+        return self.model.sample_actions(assemble(self.model, rows, noise)).cpu()
 
     def _touch_preparation(self) -> None:
         """Decoders and tokenizer load on first use."""
-        config = self._model.config
+        config = self.model.config
         for codec in (Codec.JPEG_Q90, Codec.LOSSLESS):
             frame = encode_frame(np.zeros((64, 64, 3), np.uint8), codec)
             images = dict.fromkeys(config.cameras, frame)
@@ -260,7 +262,7 @@ class Pi0Engine:
 
     def _shortest_prompt(self) -> int:
         """Tokens of a prompt of one letter, with a state of one digit per value where it holds the state."""
-        return len(self._tokenizer("a", np.full(self._model.config.state_dim, -0.99)).tokens)
+        return len(self._tokenizer("a", np.full(self.model.config.state_dim, -0.99)).tokens)
 
     def _in_callers_units(self, actions: NDArray[np.float32], prepared: Pi0Prepared) -> NDArray[np.float32]:
         """One row's actions in the units that its observation came in."""
@@ -280,7 +282,7 @@ class Pi0Engine:
             generator.seed()
         else:
             generator.manual_seed(options.seed)
-        return torch.randn(self._model.config.action_horizon, self._model.config.action_dim, generator=generator)
+        return torch.randn(self.model.config.action_horizon, self.model.config.action_dim, generator=generator)
 
 
 def _handshake(config: Pi0Config, robot: RobotUnits | None) -> dict[str, Any]:

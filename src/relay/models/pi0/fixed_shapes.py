@@ -63,12 +63,12 @@ class FixedShapes:
         vision, largest = model.config.vision, plan.largest
         side = vision.image_size
         frames = ((plan.images[-1], side, side, 3), torch.uint8)
-        self.staging = Staging(weight.device, max(size_of(self._staged_fields(shape)) for shape in plan), frames)
+        self._staging = Staging(weight.device, max(size_of(self._staged_fields(shape)) for shape in plan), frames)
         self._image_tokens = torch.zeros(
             plan.images[-1], vision.tokens, model.config.language.width, dtype=weight.dtype, device=weight.device
         )
         # One shape is in use at a time, so all share the memory that the largest needs.
-        self.memory = torch.zeros(size_of(self._kept_fields(largest)), dtype=torch.uint8, device=weight.device)
+        self._memory = torch.zeros(size_of(self._kept_fields(largest)), dtype=torch.uint8, device=weight.device)
         self._buffers: dict[Shape, _Buffers] = {}
 
     def prepare(self, progress: Progress) -> None:
@@ -111,7 +111,7 @@ class FixedShapes:
         known, self._last_prefix = prefix is not None and prefix == self._last_prefix, None
         pictures = self._sort_images(rows)
         self._stage(shape, rows, noise, pictures)
-        self.staging.upload(buffers.fields, 0 if known else len(pictures.new))
+        self._staging.upload(buffers.fields, 0 if known else len(pictures.new))
         if not known:
             self._embed_images(pictures)
             self.graphs.replay(("prefix", shape))
@@ -119,6 +119,13 @@ class FixedShapes:
         self._last_prefix = prefix
         actions = self._denoise(shape, buffers, [row.num_steps for row in rows])[: len(rows)]
         return actions.to("cpu", copy=True)  # waits for the device
+
+    def spoil(self) -> None:
+        """Leave in every buffer what no call may depend on: NaN, and full bytes in what is uploaded; for checks."""
+        self._staging.fill(0xFF)
+        self._memory.view(torch.float32).fill_(float("nan"))
+        self._image_tokens.fill_(float("nan"))
+        self._last_prefix = None
 
     def _denoise(self, shape: Shape, buffers: _Buffers, num_steps: Sequence[int]) -> Tensor:
         x, condition = buffers.kept["x"], buffers.kept["condition"]
@@ -162,7 +169,7 @@ class FixedShapes:
         host = self._buffers[shape].host
         tokens_per_image = self._model.config.vision.tokens
         for place, image in enumerate(pictures.new.values()):
-            self.staging.bulk_host[place] = image
+            self._staging.bulk_host[place] = image
         for name in ("tokens", "index", "positions"):
             host[name].fill(0)
         host["valid"].fill(True)  # rows that only fill up the shape see what they like; nobody reads them
@@ -193,7 +200,7 @@ class FixedShapes:
 
     @torch.inference_mode()
     def _prepare_images(self, images: int) -> None:
-        frames, tokens = self.staging.bulk[:images], self._image_tokens[:images]
+        frames, tokens = self._staging.bulk[:images], self._image_tokens[:images]
         self.graphs.prepare(("images", images), lambda: tokens.copy_(self._model.vision(frames)))
 
     @torch.inference_mode()
@@ -219,10 +226,10 @@ class FixedShapes:
 
     def _make_buffers(self, shape: Shape) -> _Buffers:
         fields = self._staged_fields(shape)
-        staged, kept = self.staging.view(fields), carve(self.memory, self._kept_fields(shape))
+        staged, kept = self._staging.view(fields), carve(self._memory, self._kept_fields(shape))
         device = staged.device
         inputs = Inputs(
-            images=self.staging.bulk[: shape.images],
+            images=self._staging.bulk[: shape.images],
             tokens=device["tokens"].flatten(),
             layout=PrefixLayout(device["index"], device["valid"], device["positions"], device["lengths"]),
             noise=device["noise"],
