@@ -115,6 +115,9 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
             max_batch=options.max_batch,
             default_prompt=options.default_prompt,
             adapters=adapters,
+            graphs=options.graphs,
+            compile=options.compile,
+            decode=options.decode,
             progress=progress,
         )
 

@@ -107,7 +107,10 @@ class Failure:
 
 
 class Engine(Protocol):
-    """A model loaded on a device."""
+    """A model loaded on a device.
+
+    It may have `remarks`, sentences on what runs otherwise than it could; `/healthz` shows those it has after warm-up.
+    """
 
     @property
     def spec(self) -> PolicySpec: ...

@@ -38,6 +38,9 @@ def load(
     max_batch: int = 8,
     default_prompt: str | None = None,
     adapters: AdapterChoice = NO_ADAPTERS,
+    graphs: str = "auto",
+    compile: bool = False,
+    decode: str = "auto",
     progress: Progress = lambda phase, share: None,
 ) -> Engine:
     """Load a policy by its model name.
@@ -53,6 +56,9 @@ def load(
         num_steps: default denoising steps; None keeps the checkpoint's.
         default_prompt: for observations without a prompt.
         adapters: LoRA adapters that requests may ask for.
+        graphs: `auto` prepares fixed shapes as CUDA graphs on a GPU; `off`.
+        compile: with graphs, whether small functions are compiled.
+        decode: of JPEG frames: `auto`, `cpu` or `gpu`.
 
     Raises:
         UnknownModel: with the known names.
@@ -71,6 +77,9 @@ def load(
         max_batch=max_batch,
         default_prompt=default_prompt,
         adapters=adapters,
+        graphs=graphs,
+        compile=compile,
+        decode=decode,
         progress=progress,
     )
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from relay.engine.adapters import Adapter
 from relay.engine.weights import CheckpointError
 from relay.models.pi0.adapters import base_tensors, pack, read_adapter, with_changes
+from relay.models.pi0.formats import open_tensors
 from relay.models.pi0.jax_adapters import read_jax_adapter
 from relay.models.pi0.jax_names import RULES
 from relay.models.pi0.weights import checkpoint_shapes
@@ -206,19 +207,34 @@ def test_a_tree_without_lora_is_a_checkpoint_of_its_own(tmp_path: Path) -> None:
         read("pi05", full_tree("pi05"), tmp_path)
 
 
-@FAMILIES
-def test_a_folder_that_orbax_wrote_is_read(family: str, tmp_path: Path) -> None:
+@pytest.fixture
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, Tensors]:
+    """A family, a folder that Orbax wrote, and the weights that it amounts to."""
     pytest.importorskip("tensorstore", reason="tensorstore is not here: pip install 'relay-robotics[jax]'")
     if not ORBAX_PYTHON.exists():
         pytest.skip("Orbax is not here; `make references` installs it")
+    family = request.param
     leaves, expected = jax_tree(family, ranks=SHIPPED)
     save_file(leaves, tmp_path / "leaves.safetensors")
-    script = Path(__file__).with_name("write_orbax.py")
-    weights = DATA / f"{family}_tiny.safetensors"
+    script, weights = Path(__file__).with_name("write_orbax.py"), DATA / f"{family}_tiny.safetensors"
     options = ["--value", "--dtype", "float32", "--leaves", tmp_path / "leaves.safetensors"]
-    command = [ORBAX_PYTHON, script, weights, tmp_path / "adapter/params", *options]
+    command = [ORBAX_PYTHON, script, weights, tmp_path / "trained/params", *options]
     done = subprocess.run(command, env={"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    adapter = read_adapter(tmp_path / "adapter", tiny_model(family))
+    return family, tmp_path / "trained", expected
+
+
+@pytest.mark.parametrize("written", ["pi0", "pi05"], indirect=True)
+def test_a_folder_that_orbax_wrote_is_an_adapter(written: tuple[str, Path, Tensors]) -> None:
+    family, folder, expected = written
+    adapter = read_adapter(folder, tiny_model(family))
     actions = sample(tiny_model(family), family, (0, 1), [adapter, adapter])
     assert distance(actions, sample(load_tiny(expected), family, (0, 1))) <= 1e-4
+
+
+@pytest.mark.parametrize("written", ["pi0", "pi05"], indirect=True)
+def test_as_a_checkpoint_of_its_own_it_has_its_changes_in_the_weights(written: tuple[str, Path, Tensors]) -> None:
+    _, folder, expected = written
+    loaded = load_tiny(open_tensors(folder, "openpi-jax"))
+    for (name, parameter), wanted in zip(loaded.named_parameters(), load_tiny(expected).parameters(), strict=True):
+        assert torch.allclose(parameter, wanted, rtol=1e-5, atol=1e-5), name

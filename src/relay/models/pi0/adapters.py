@@ -20,8 +20,9 @@ from relay.engine.adapters import NO_EFFECT, Adapter, Pair, find_problems, refus
 from relay.engine.orbax import OrbaxSource
 from relay.engine.peft import CONFIG_FILE, is_peft, read_peft
 from relay.engine.weights import CheckpointError
-from relay.models.pi0.jax_adapters import SETTINGS_FILE, find_params, read_jax_adapter
+from relay.models.pi0.jax_adapters import find_params, read_jax_adapter
 from relay.models.pi0.model import Pi0
+from relay.models.pi0.settings import SETTINGS_FILE
 from relay.models.pi0.weights import TIED_HEAD, UNUSED, Packed, checkpoint_shapes, packing, split
 
 _BY_ROW = re.compile(r"(language|expert)\.(\d+)\.(qkv|out|gate_up|down)\.weight")

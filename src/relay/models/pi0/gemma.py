@@ -7,6 +7,7 @@ come from what is written to the cache when, and from a key mask.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -72,12 +73,14 @@ class KeyValueCache:
     def __init__(self, block: Tensor) -> None:
         self.keys, self.values = block.unbind(0)
         self.start = 0
+        self._layers = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self._layers[layer]
         stop = self.start + k.shape[1]
-        self.keys[layer, :, self.start : stop] = k
-        self.values[layer, :, self.start : stop] = v
-        return self.keys[layer, :, :stop], self.values[layer, :, :stop]
+        keys[:, self.start : stop] = k
+        values[:, self.start : stop] = v
+        return keys[:, :stop], values[:, :stop]
 
 
 def rotation(positions: Tensor, head_dim: int) -> Rotation:
@@ -222,3 +225,9 @@ class Between(NamedTuple):
 
 
 PLAIN = Between(normalize, rotate, add_gated, gated_gelu)
+
+
+def compiled() -> Between:
+    """The same functions, each compiled into one kernel on its first call; of any sizes, so that they stay few."""
+    one_kernel = functools.partial(torch.compile, dynamic=True)
+    return Between(one_kernel(normalize), one_kernel(rotate), one_kernel(add_gated), one_kernel(gated_gelu))

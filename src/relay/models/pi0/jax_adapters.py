@@ -29,7 +29,33 @@ _EXPERT = "paligemma_with_expert.gemma_expert.model.layers."
 _SHIPPED = {"language": 16, "expert": 32}
 """Ranks of openpi's gemma_2b_lora and gemma_300m_lora, whose alpha is the rank: the factor is 1."""
 
-SETTINGS_FILE = "relay.json"
+
+class JaxWithLora:
+    """A checkpoint of openpi's LoRA training with the changes in its weights, under openpi-PyTorch names.
+
+    Args:
+        settings: the file that may say alpha, which openpi's files don't.
+    """
+
+    def __init__(self, source: OrbaxSource, settings: Path) -> None:
+        self._source, self._settings = source, settings
+        self._full = from_jax(source)
+        self._pairs: dict[str, Pair] | None = None
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: shape for name, shape in self._full.shapes.items() if "lora_" not in name}
+
+    def read(self, name: str) -> Tensor:
+        if self._pairs is None:
+            self._pairs = dict(_read_pairs(self._source, self._settings))
+        tensor, pair = self._full.read(name), self._pairs.get(name)
+        return tensor if pair is None else tensor.float() + pair.delta
+
+
+def has_lora(source: OrbaxSource) -> bool:
+    """Whether a tree was trained with LoRA."""
+    return any("lora_" in name for name in source.shapes)
 
 
 class _Rule(NamedTuple):
@@ -62,10 +88,9 @@ def read_jax_adapter(
     Raises:
         CheckpointError: a tensor that is missing or unknown, or an alpha that nothing tells.
     """
-    lora = {name: shape for name, shape in source.shapes.items() if "lora_" in name}
-    if not lora:
+    if not has_lora(source):
         raise CheckpointError(f"{settings.parent} has no lora_a and lora_b: serve it as a checkpoint of its own")
-    pairs = dict(_read_pairs(source, lora, _Scales(settings)))
+    pairs = dict(_read_pairs(source, settings))
     full = from_jax(source)
     stored = {name for name in full.shapes if "lora_" not in name}
     refuse(
@@ -93,10 +118,10 @@ def _same(stored: Tensor, base: Tensor) -> bool:
     return torch.equal(stored.to(base.device, dtype), base.to(dtype))
 
 
-def _read_pairs(
-    source: OrbaxSource, lora: Mapping[str, tuple[int, ...]], scales: _Scales
-) -> Iterator[tuple[str, Pair]]:
-    unknown = set(lora)
+def _read_pairs(source: OrbaxSource, settings: Path) -> Iterator[tuple[str, Pair]]:
+    """Every pair of LoRA factors by the name of the weight that it changes."""
+    scales = _Scales(settings)
+    unknown = {name for name in source.shapes if "lora_" in name}
     for tower, suffix, layers in (("language", "", _LANGUAGE), ("expert", "_1", _EXPERT)):
         for rule in _rules(suffix):
             known = {rule.a, rule.b} & unknown

@@ -23,6 +23,7 @@ from relay.engine.adapter_rows import RowChange, adapted, add_change
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.gemma import (
     UNCHANGED,
+    Between,
     BlockChange,
     Cache,
     GemmaBlock,
@@ -37,6 +38,9 @@ from relay.models.pi0.prefix import PrefixLayout
 from relay.models.pi0.siglip import VisionTower
 
 _SHORTEST_PERIOD, _LONGEST_PERIOD = 4e-3, 4.0
+
+STEP_SIZE_WIDTH = 4
+"""Columns of a step table behind the condition: one is used, the others keep rows aligned to 16 bytes."""
 
 _TABULATED_STEPS = 256
 """Most rows that are kept of all step tables together: 117 MB at full size."""
@@ -163,6 +167,11 @@ class Pi0(nn.Module):
             setattr(other.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
         return other
 
+    def run_between(self, between: Between) -> None:
+        """Choose what runs between the matrix products of both transformers."""
+        for block in (*self.language, *self.expert):
+            cast(GemmaBlock, block).between = between
+
     @torch.inference_mode()
     def sample_actions(self, inputs: Inputs) -> Tensor:
         """Integrate the flow from noise to actions, (rows, horizon, action_dim) float32 in the model's units."""
@@ -279,7 +288,7 @@ class Pi0(nn.Module):
         if all(table is tables[0] for table in tables):
             return [(condition, 1 / num_steps[0]) for condition in tables[0].conditions]
         rows = (torch.stack([t.rows[min(step, t.steps)] for t in tables]) for step in range(max(num_steps)))
-        return [(self.read_condition(row), row[:, -1, None, None]) for row in rows]
+        return [(self.read_condition(row), self.read_step_size(row)) for row in rows]
 
     def step_table(self, steps: int) -> StepTable:
         """Everything the expert is told in a call of this many steps; made once, and kept while there is room."""
@@ -294,7 +303,7 @@ class Pi0(nn.Module):
         return self.read_condition(self._condition_rows(time))
 
     def read_condition(self, rows: Tensor) -> StepCondition:
-        """The condition in rows of a `StepTable`: (rows, condition_width) or with the step size behind it, float32."""
+        """The condition in (rows, condition_width or more) float32, such as rows of a `StepTable`."""
         if not self.modulated:
             return StepCondition(None, None, rows[:, None, : self.condition_width])
         norms, width = self.modulation_bias.shape[0], self.config.expert.width
@@ -302,6 +311,10 @@ class Pi0(nn.Module):
         parts = table.unbind(2)  # scales, shifts and gates: each (rows, norms, 1, width)
         modulations = [Modulation(*norm) for norm in zip(*(part.unbind(1) for part in parts), strict=True)]
         return StepCondition(list(zip(modulations[:-1:2], modulations[1:-1:2], strict=True)), modulations[-1], None)
+
+    def read_step_size(self, rows: Tensor) -> Tensor:
+        """The step sizes in rows of a `StepTable`, (rows, 1, 1)."""
+        return rows[:, self.condition_width, None, None]
 
     @property
     def condition_width(self) -> int:
@@ -311,8 +324,8 @@ class Pi0(nn.Module):
     def _make_step_table(self, steps: int) -> StepTable:
         time = 1 - torch.arange(steps, dtype=torch.float64, device=self.action_in.weight.device) / steps
         told = self._condition_rows(time.float())
-        moving = F.pad(told, (0, 1), value=1 / steps)  # the size of a step stands behind the condition
-        rows = F.pad(moving, (0, 0, 0, 1))  # and after the last step nothing moves
+        rows = F.pad(told, (0, STEP_SIZE_WIDTH, 0, 1))  # the last row stays zero: nothing moves
+        rows[:-1, self.condition_width] = 1 / steps
         return StepTable(steps, rows, [self.read_condition(row[None]) for row in rows[:-1]])
 
     def _condition_rows(self, time: Tensor) -> Tensor:
@@ -335,8 +348,8 @@ class StepTable:
     """A denoising schedule of so many steps, as numbers that can be copied and as conditions.
 
     Attributes:
-        rows: (steps + 1, condition_width + 1) float32: the condition of each step, then its size; the last row is
-            for a call that is done, and moves nothing.
+        rows: (steps + 1, condition_width + STEP_SIZE_WIDTH) float32: the condition of each step, then its size; the
+            last row is for a call that is done, and moves nothing.
         conditions: of each step.
     """
 

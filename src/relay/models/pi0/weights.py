@@ -108,8 +108,8 @@ def find_problems(config: Pi0Config, shapes: Mapping[str, tuple[int, ...]]) -> l
     problems += [f"unknown: {name}" for name in unknown if name not in adapters]
     if adapters:
         problems.append(
-            f"adapter: {adapters[0]} and {len(adapters) - 1} more LoRA tensors, which cannot be loaded yet; "
-            "take a checkpoint in which they are merged into the weights"
+            f"adapter: {adapters[0]} and {len(adapters) - 1} more LoRA tensors; serve the adapter with --adapter "
+            "NAME=DIR beside its base, or take a checkpoint in which it is merged into the weights"
         )
     return sorted(problems)
 
