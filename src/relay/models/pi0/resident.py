@@ -69,6 +69,7 @@ class ResidentAdapters:
             rows: the adapter of each row.
             images: how many of the images belong to each row.
         """
+        self._fit(rows)
         residents = {adapter: self._resident(adapter) for adapter in dict.fromkeys(rows) if adapter is not None}
         if not residents:
             return self._model, inputs
