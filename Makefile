@@ -1,5 +1,6 @@
 # make demo    a trained policy drives the built-in robot over a real connection; writes relay-demo/
 # make test    all tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
+# make test-all  on every Python found from 3.10 to 3.14: the tests that need no torch, with newest and oldest packages
 # make check   formatting, lint, types, import rules: what pre-commit and CI run
 # make vocab   fetch the tokenizer files that some tests compare against
 # make lock    write down the versions in use, for the interpreter in use, into requirements/
@@ -18,7 +19,7 @@ LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
 
-.PHONY: demo test check format vocab stock lock bench clean
+.PHONY: demo test test-all check format vocab stock lock bench clean
 
 demo: $(VENV)/installed-demo
 	@echo "==> a server, a client and the built-in robot: ten episodes"
@@ -27,6 +28,9 @@ demo: $(VENV)/installed-demo
 test: $(VENV)/installed-dev
 	@echo "==> running the tests (a few minutes on two cores)"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+test-all:
+	@$(PYTHON) scripts/test_all.py $(ARGS)
 
 check: $(VENV)/installed-dev
 	@echo "==> lint, format, types, import rules"
@@ -51,7 +55,7 @@ lock: $(VENV)/installed-dev
 	$(BIN)/python -m pip freeze --exclude-editable --exclude torch > $(LOCK)
 
 clean:
-	rm -rf $(VENV) .venv-stock relay-demo
+	rm -rf $(VENV) .venv-stock .venv-3.* relay-demo
 
 $(VENV)/created:
 	@echo "==> creating $(VENV) with $(PYTHON)"

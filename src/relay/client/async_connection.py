@@ -239,6 +239,9 @@ async def _upgrade(url: str, headers: Mapping[str, str], deadline: float) -> Cli
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return await connect(url, sock=sock, open_timeout=remaining(deadline), **upgrade_options(headers))
+    except asyncio.TimeoutError as error:  # a class of its own until Python 3.11
+        sock.close()
+        raise TimeoutError(str(error)) from error
     except BaseException:
         sock.close()
         raise
