@@ -47,15 +47,17 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark for the caller; each text is told once per session.
+    """A remark for the caller; each is told once per session.
 
     Attributes:
         text: one sentence, safe to show to the sender.
         must_be_told: where no note can travel, the request is refused with this text instead.
+        about: what makes two notes the same, for texts that hold a value of the moment; by default the text.
     """
 
     text: str
     must_be_told: bool = False
+    about: str = ""
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """The program around the listener: start, routes, health, drain and exit codes.
 
-One process serves one policy on one device. The port is bound before the policy is loaded: clients connect at once, get
-pongs, and wait for the metadata frame. Knows no model.
+One process serves one policy, or several that share its port. The port is bound before they are loaded: clients connect
+at once, get pongs, and wait for the metadata frame. Knows no model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
@@ -25,18 +25,15 @@ from websockets.asyncio.server import serve as listen
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from relay.engine.worker import DeviceFault, LoadEngine, LoadFailed, Worker, WorkerStatus
+from relay.engine.worker import DeviceFault, LoadEngine, LoadFailed, WorkerStatus
 from relay.protocol.limits import CLOSE_TIMEOUT_S, MAX_MESSAGE_BYTES, SUBPROTOCOL
 from relay.server.connection import Goodbye, serve_connection
-from relay.server.dialects import dialect_for, is_health_check, serves
-from relay.server.scheduler import Scheduler
+from relay.server.dialects import NO_POLICY, dialect_for, is_health_check
+from relay.server.policies import NotServed, Offer, Policies
 from relay.server.settings import ServerSettings
 
 FAULT_SECONDS = 2.0
 """How long clients may take to read why their requests failed when the device is lost."""
-
-WORKER_STOP_S = 0.5
-"""How long the device thread may take to notice that it is not needed any more."""
 
 IMAGE_FORMATS = ("jpeg", "png", "webp")
 """What an image slot may hold instead of an array, told by its first bytes."""
@@ -44,15 +41,19 @@ IMAGE_FORMATS = ("jpeg", "png", "webp")
 logger = logging.getLogger(__name__)
 
 
-def serve(load_engine: LoadEngine, settings: ServerSettings | None = None) -> None:
-    """Serve a policy until SIGTERM or SIGINT, then drain and return; a second signal ends the process at once.
+def serve(policies: LoadEngine | Mapping[str, Offer], settings: ServerSettings | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return; a second signal ends the process at once.
+
+    Args:
+        policies: how the one policy is loaded, or several by the first path segment that selects them.
+        settings: address, bounds and defaults.
 
     Raises:
-        SystemExit: with a message and code 1, if the address cannot be bound or the policy cannot be loaded.
+        SystemExit: with a message and code 1, if the address cannot be bound or a policy cannot be loaded.
 
     A lost device ends the process with code 1 without unwinding.
     """
-    server = Server(load_engine, settings)
+    server = Server(policies, settings)
     failure = _run(_serve_until_signal(server))
     if isinstance(failure, DeviceFault) or not server.released:
         # A lost device, a load or a batch that is still running can hang or crash the interpreter's own way out.
@@ -65,17 +66,17 @@ def serve(load_engine: LoadEngine, settings: ServerSettings | None = None) -> No
 
 
 class Server:
-    """A listener, a scheduler and a worker for one policy; use it from one event loop.
+    """A listener and what is behind it: for each policy a scheduler and a worker; use it from one event loop.
 
     Args:
-        load_engine: loads the policy; runs in the worker's thread.
+        policies: loads the one policy, in the worker's thread; or several offers by name, as in `Policies`.
         settings: address, bounds and defaults.
     """
 
-    def __init__(self, load_engine: LoadEngine, settings: ServerSettings | None = None) -> None:
+    def __init__(self, policies: LoadEngine | Mapping[str, Offer], settings: ServerSettings | None = None) -> None:
         self._settings = settings or ServerSettings()
-        self._worker = Worker(load_engine, self._on_fatal)
-        self._scheduler = Scheduler(self._worker, self._settings)
+        offers = {"policy": Offer(policies, self._settings)} if callable(policies) else policies
+        self._policies = Policies(offers, self._on_fatal)
         self._instance_id = secrets.token_hex(8)
         self._connections: dict[ServerConnection, asyncio.Task[Any]] = {}
         self._failure: LoadFailed | DeviceFault | None = None
@@ -84,7 +85,7 @@ class Server:
         self._drain: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Bind the port, accept connections and begin to load the policy.
+        """Bind the port, accept connections and begin to load.
 
         Raises:
             OSError: the address cannot be bound.
@@ -108,8 +109,7 @@ class Server:
         )  # asyncio and uvloop set TCP_NODELAY on every connection
         self._listener = cast(Listener, await listening)
         self._port: int = next(iter(self._listener.sockets)).getsockname()[1]
-        self._worker.start()
-        self._scheduler.start()
+        self._policies.start()
         logger.info("listening on ws://%s:%d", self._settings.host, self.port)
 
     @property
@@ -119,8 +119,8 @@ class Server:
 
     @property
     def status(self) -> WorkerStatus:
-        """How far the policy is loaded."""
-        return self._worker.status
+        """How far the loading is."""
+        return self._policies.status
 
     @property
     def connections(self) -> Sequence[ServerConnection]:
@@ -129,13 +129,13 @@ class Server:
 
     @property
     def outstanding(self) -> int:
-        """How many observations are in preparation, waiting or on the device."""
-        return self._scheduler.held
+        """How many observations are in preparation, waiting or on a device."""
+        return self._policies.held
 
     @property
     def released(self) -> bool:
-        """Whether the worker's thread has ended; only ever true after a drain or a failed load."""
-        return not self._worker.alive
+        """Whether the workers' threads have ended; only ever true after a drain or a failed load."""
+        return self._policies.released
 
     async def ready(self) -> None:
         """Wait until observations can be served.
@@ -144,10 +144,10 @@ class Server:
             LoadFailed: they never will be.
             DeviceFault: they could be, but the device is lost.
         """
-        await self._worker.ready()
+        await self._policies.ready()
 
     async def drain(self, reason: str = "the server is stopping") -> None:
-        """Stop accepting, answer the requests already taken, close every connection with 1012, release the device."""
+        """Stop accepting, answer the requests already taken, close every connection with 1012, release the devices."""
         await self._stop(Goodbye(1012, reason), self._settings.drain_seconds)
 
     async def serve_forever(self) -> None:
@@ -168,26 +168,32 @@ class Server:
             await websocket.close(1013, f"server is full: {len(self._connections)} connections")
             return
         assert websocket.request is not None
-        relay_client = websocket.subprotocol == SUBPROTOCOL
         path = websocket.request.path
-        dialect = dialect_for(path, self._settings, relay_client=relay_client, instance_id=self._instance_id)
+        policy = self._policies.at(path)
+        if policy is None:
+            await websocket.send(NO_POLICY)
+            return
+        relay_client = websocket.subprotocol == SUBPROTOCOL
+        dialect = dialect_for(path, policy.settings, relay_client=relay_client, instance_id=self._instance_id)
         task = asyncio.current_task()
         assert task is not None
         self._connections[websocket] = task
         try:
-            await serve_connection(websocket, dialect, self._worker, self._scheduler, self._stopping)
+            await serve_connection(websocket, dialect, policy.worker, policy.scheduler, self._stopping)
         finally:
             del self._connections[websocket]
 
     def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer what is plain HTTP; None lets the upgrade go on (and refuses with 426 what asks for none)."""
         if is_health_check(request.path):
-            status = self._worker.status
+            status = self._policies.status
             if status.ready:
                 return connection.respond(HTTPStatus.OK, "OK\n")
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"loading\n{status.phase} {status.share:.0%}\n")
-        if not serves(request.path):
-            return connection.respond(HTTPStatus.NOT_FOUND, "No policy is served at this path.\n")
+        try:
+            self._policies.at(request.path)
+        except NotServed as error:
+            return connection.respond(HTTPStatus.NOT_FOUND, f"{error}\n")
         return None
 
     def _add_headers(self, connection: ServerConnection, _: Request, response: Response) -> None:
@@ -198,7 +204,7 @@ class Server:
             response.headers["Relay-Instance"] = self._instance_id
 
     def _on_fatal(self, failure: LoadFailed | DeviceFault) -> None:
-        self._failure = failure
+        self._failure = self._failure or failure
         logger.critical("%s", failure, exc_info=failure)
         if isinstance(failure, LoadFailed):
             goodbye = Goodbye(1011, "the policy could not be loaded")
@@ -214,7 +220,7 @@ class Server:
         return self._drain
 
     async def _close_all(self, goodbye: Goodbye, seconds: float) -> None:
-        """Let every connection finish by itself, then close those that could not in time, then free the device."""
+        """Let every connection finish by itself, then close those that could not in time, then free the devices."""
         logger.info("stopping: %s; %d connections open", goodbye.reason, len(self._connections))
         self._listener.close(close_connections=False)
         if self._connections:
@@ -222,8 +228,7 @@ class Server:
             closing = [asyncio.create_task(ws.close(goodbye.code, goodbye.reason)) for ws in self._connections]
             if late or closing:
                 await asyncio.wait({*late, *closing}, timeout=2 * CLOSE_TIMEOUT_S)
-        await self._scheduler.close()
-        await self._worker.stop(WORKER_STOP_S)
+        await self._policies.close()
 
 
 async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | OSError | None:

@@ -25,6 +25,11 @@ VLLM_PATH = "/v1/realtime/robot/openpi"
 STOCK_CLOSE_REASON = "Internal server error. Traceback included in previous frame."
 """As openpi: src/openpi/serving/websocket_policy_server.py."""
 
+NO_POLICY = '{"type":"error","error":"Robot policy not available","code":"unsupported"}'
+"""The first and only frame of a process that serves no policy.
+
+As vllm-omni: vllm_omni/entrypoints/openpi/connection.py."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -90,13 +95,13 @@ class Dialect(Protocol):
 
 def serves(path: str) -> bool:
     """Whether a WebSocket may be opened at this path; of what begins with `/v1/` only vLLM-Omni's robot endpoint is."""
-    path = _bare(path)
+    path = bare_path(path)
     return path.endswith(VLLM_PATH) or not (path == "/v1" or path.startswith("/v1/"))
 
 
 def is_health_check(path: str) -> bool:
     """Whether a plain GET of this path asks for the server's health."""
-    return _bare(path) == "/healthz"
+    return bare_path(path) == "/healthz"
 
 
 def dialect_for(path: str, settings: ServerSettings, *, relay_client: bool, instance_id: str) -> Dialect:
@@ -106,7 +111,7 @@ def dialect_for(path: str, settings: ServerSettings, *, relay_client: bool, inst
         relay_client: the client selected the `relay.v1` subprotocol.
         instance_id: which process answers, for clients that may meet several behind one address.
     """
-    if _bare(path).endswith(VLLM_PATH):
+    if bare_path(path).endswith(VLLM_PATH):
         return VllmDialect(settings, instance_id)
     return OpenPIDialect(settings, relay_client)
 
@@ -255,6 +260,6 @@ def _bare_actions(reply: Reply) -> bytes:
     return encode_bare(reply.answer.actions)
 
 
-def _bare(path: str) -> str:
+def bare_path(path: str) -> str:
     """The path without its query string and trailing slashes."""
     return path.partition("?")[0].rstrip("/")

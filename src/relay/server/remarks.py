@@ -31,10 +31,13 @@ class Remarks:
         self._told.move_to_end((session.id, session.episode))
         if len(self._told) > MAX_SESSIONS_PER_CONNECTION:
             self._told.popitem(last=False)
-        fresh = [text for text in dict.fromkeys(note.text for note in notes) if text not in told]
-        fresh = fresh[: MAX_REMARKS - len(told)]
+        fresh: dict[str, str] = {}
+        for note in notes:
+            about = note.about or note.text
+            if about not in told and len(told) + len(fresh) < MAX_REMARKS:
+                fresh.setdefault(about, note.text)
         told.update(fresh)
-        return tuple(fresh)
+        return tuple(fresh.values())
 
     def log_ignored(self, keys: Sequence[str], peer: str) -> None:
         """One line for keys that the policy does not know."""

@@ -1,0 +1,56 @@
+"""What may be chosen about a served policy and about the listener, on the command line or in a file.
+
+Each field is an option; its text is the option's help. Imports no server and no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """How one policy is loaded and run."""
+
+    checkpoint: Path | None = None
+    """Folder of the checkpoint; the demo brings its own."""
+
+    tokenizer: Path | None = None
+    """Tokenizer file, where the checkpoint folder has none."""
+
+    device: str = "auto"
+    """Torch device, such as cpu or cuda:1; auto takes a GPU where there is one."""
+
+    dtype: str = "auto"
+    """float32, bfloat16, or auto: bfloat16 on a GPU, float32 on a CPU."""
+
+    num_steps: int | None = None
+    """Denoising steps of requests that don't say; the checkpoint's own by default."""
+
+    max_batch: int = 8
+    """Most requests that share a pass through the model."""
+
+    seed: int | None = None
+    """Noise seed of requests that bring none; by default each draws a fresh one."""
+
+    default_prompt: str | None = None
+    """Task for observations without a prompt; without it they are refused."""
+
+    handshake: Literal["openpi", "roboarena"] = "openpi"
+    """First frame for OpenPI clients: the policy's metadata, or the six keys that RoboArena clients insist on."""
+
+
+@dataclass(frozen=True)
+class ListenerOptions:
+    """Where and for whom the server listens."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines reach the policy."""
+
+    port: int = 8000
+    """Port to listen on; 0 takes any free one."""
+
+    idle_timeout: float = 30.0
+    """Seconds without a message after which clients of vLLM-Omni's endpoint are closed; 0 for never."""
