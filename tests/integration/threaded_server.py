@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from relay.engine.base import Chunk, Engine, Progress, Work
+from relay.engine.worker import LoadEngine
 from relay.server.app import Server
 from relay.server.settings import ServerSettings
 
@@ -31,12 +32,13 @@ class AnswersWhenPrepared:
 
 
 @contextmanager
-def serving(engine: Engine, **settings: Any) -> Iterator[str]:
-    """Serve on a free port of loopback; yields the URL, drains in the end."""
+def serving(policy: Engine | LoadEngine, **settings: Any) -> Iterator[str]:
+    """Serve an engine, or what loads one, on a free port of loopback; yields the URL, drains in the end."""
     started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]] = queue.SimpleQueue()
 
     async def main() -> None:
-        server = Server(lambda _: engine, ServerSettings(port=0, **settings))
+        load = policy if callable(policy) else lambda _: policy
+        server = Server(load, ServerSettings(port=0, **settings))
         await server.start()
         stop = asyncio.Event()
         started.put((asyncio.get_running_loop(), stop, server.port))
