@@ -30,7 +30,7 @@ test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
 test-all:
-	@$(PYTHON) scripts/test_all.py $(ARGS)
+	@$(PYTHON) scripts/every_python.py $(ARGS)
 
 check: $(VENV)/installed-dev
 	@echo "==> lint, format, types, import rules"

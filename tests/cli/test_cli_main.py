@@ -32,19 +32,16 @@ def test_serving_without_torch_names_the_extra(
     )
 
 
-@pytest.mark.torch
 def test_an_unknown_model_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "pi5"]) == 2
     assert "model 'pi5' is not known, did you mean 'pi05'?" in capsys.readouterr().err
 
 
-@pytest.mark.torch
 def test_a_wrong_port_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "demo", "--port", "70000"]) == 2
     assert "port must be between 0 (any) and 65535, got 70000" in capsys.readouterr().err
 
 
-@pytest.mark.torch
 def test_a_negative_idle_timeout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "demo", "--idle-timeout", "-1"]) == 2
     assert "idle_timeout must not be negative, got -1.0" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Run the tests that need no torch on every Python found, with the newest, older and oldest packages.
 
-    python scripts/test_all.py                          all of them, about a minute and a half each
-    python scripts/test_all.py --only 3.10 tests/client     one interpreter, some tests; what follows is for pytest
+    python scripts/every_python.py                          all of them, about a minute and a half each
+    python scripts/every_python.py --only 3.10 tests/client     one interpreter, some tests; what follows is for pytest
 
 Each interpreter gets an environment `.venv-3.X` with the base installation, the command line's packages and pytest.
 Other releases than the newest lie in folders that are put in front of it, so that nothing is ever reinstalled.
@@ -31,7 +31,7 @@ OLDEST = tuple(re.sub(r"^([\w-]+)>=([\d.]+).*", r"\1==\2", wanted) for wanted in
 PINS: dict[str, tuple[tuple[str, ...], ...]] = {
     "3.10": ((), NUMPY_1, OLDEST),
     "3.11": ((), NUMPY_1),
-    "3.12": ((), NUMPY_1),
+    "3.12": ((), NUMPY_1, ("numpy==2.0.*",)),
     "3.13": ((),),
     "3.14": ((),),
 }
@@ -129,7 +129,7 @@ def install(environment: Path, *what: str) -> None:
     pip = [str(environment / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     done = subprocess.run([*pip, *what], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"{done.stdout}\nscripts/test_all.py: could not install {', '.join(what)}")
+        raise SystemExit(f"{done.stdout}\nscripts/every_python.py: could not install {', '.join(what)}")
 
 
 def versions(environment: Path, variables: dict[str, str]) -> tuple[str, str]:
