@@ -223,6 +223,7 @@ def test_the_dreamzero_example_gets_its_reset_as_a_map_on_the_endpoint(dreamzero
 
 def test_offered_deflate_is_declined(groot: tuple[str, Remembering]) -> None:
     with connected(groot[0] + ENDPOINT, OFFERS_DEFLATE) as websocket:
+        websocket.recv(timeout=30)
         assert websocket.request is not None
         assert "permessage-deflate" in websocket.request.headers["Sec-WebSocket-Extensions"]
         assert websocket.response is not None
