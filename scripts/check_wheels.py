@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 PYTHONS = ("3.10", "3.14")
@@ -22,9 +23,23 @@ PLATFORMS = ("manylinux2014", "manylinux_2_28")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+class NoNetwork(Exception):
+    """The package index cannot be reached."""
+
+
 def main() -> int:
-    results = [resolve(python, processor) for python in PYTHONS for processor in PROCESSORS]
-    return max(report(result) for result in results)
+    status = 0
+    for python, processor in product(PYTHONS, PROCESSORS):
+        where = f"wheels for Python {python} on {processor}"
+        try:
+            print(f"{where}: {resolve(python, processor)}")
+        except LookupError as missing:
+            print(f"{where}: MISSING\n{missing}")
+            status = 1
+        except NoNetwork as error:
+            print(f"wheels: not checked. {error}")
+            return status
+    return status
 
 
 def dependencies() -> list[str]:
@@ -34,8 +49,13 @@ def dependencies() -> list[str]:
     return re.findall(r'"(.+?)"', listed.group(1))
 
 
-def resolve(python: str, processor: str) -> tuple[str, str | None]:
-    """What would be installed there, and what went wrong: None, `"no network"` or pip's words."""
+def resolve(python: str, processor: str) -> str:
+    """The releases that would be installed there.
+
+    Raises:
+        LookupError: in pip's words, if a package has no wheel for it.
+        NoNetwork: if that cannot be known.
+    """
     platforms = [f"--platform={platform}_{processor}" for platform in PLATFORMS]
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "report.json"
@@ -44,24 +64,12 @@ def resolve(python: str, processor: str) -> tuple[str, str | None]:
         command += ["install", "--dry-run", "--quiet", "--ignore-installed", f"--target={folder}/wheels"]
         command += ["--only-binary=:all:", f"--python-version={python}", *platforms, f"--report={found}"]
         done = subprocess.run([*command, *dependencies()], capture_output=True, text=True)
-        where = f"Python {python} on {processor}"
         if done.returncode == 0:
             packages = [item["metadata"] for item in json.loads(found.read_text())["install"]]
-            return f"{where}: " + ", ".join(f"{item['name']} {item['version']}" for item in packages), None
-        if re.search(r"Retrying \(|NewConnectionError|ConnectTimeout|ProxyError|Network is unreachable", done.stderr):
-            return where, "no network"
-        return where, "\n".join(line for line in done.stderr.splitlines() if line.startswith("ERROR"))
-
-
-def report(result: tuple[str, str | None]) -> int:
-    where, trouble = result
-    if trouble is None:
-        print(f"wheels for {where}")
-    elif trouble == "no network":
-        print(f"wheels for {where}: not checked, the package index cannot be reached")
-    else:
-        print(f"wheels for {where}: MISSING\n{trouble}")
-    return int(trouble not in (None, "no network"))
+            return ", ".join(f"{package['name']} {package['version']}" for package in packages)
+    if "Retrying (" in done.stderr:
+        raise NoNetwork("The package index cannot be reached.")
+    raise LookupError("\n".join(line for line in done.stderr.splitlines() if line.startswith("ERROR")) or done.stderr)
 
 
 if __name__ == "__main__":
