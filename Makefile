@@ -1,10 +1,12 @@
 # make demo    a trained policy drives the built-in robot over a real connection; writes relay-demo/
-# make test    all tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
-# make test-all  on every Python found from 3.10 to 3.14: the tests that need no torch, with newest and oldest packages
+# make test    all quick tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
+# make test-slow  the others: whole episodes, and waits of up to a minute in real time (three minutes in all)
+# make test-all  on every Python found from 3.10 to 3.14: what needs no torch, with newest, older and oldest packages
 # make check   formatting, lint, types, import rules: what pre-commit and CI run
 # make vocab   fetch the tokenizer files that some tests compare against
 # make lock    write down the versions in use, for the interpreter in use, into requirements/
 # make stock   an environment with the stock openpi client and server, for compatibility tests and benchmarks
+# make references   an environment with Orbax and JAX, which write checkpoints for tests of their reader
 #
 # PYTHON=...      the interpreter to use (default: the first of 3.10 or newer found, 3.11 preferred)
 # TORCH_ARGS=...  extra options for "pip install torch", such as an index with CPU builds
@@ -19,7 +21,7 @@ LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
 
-.PHONY: demo test test-all check format vocab stock lock bench clean
+.PHONY: demo test test-slow test-all check format vocab stock references lock bench clean
 
 demo: $(VENV)/installed-demo
 	@echo "==> a server, a client and the built-in robot: ten episodes"
@@ -28,6 +30,10 @@ demo: $(VENV)/installed-demo
 test: $(VENV)/installed-dev
 	@echo "==> running the tests (a few minutes on two cores)"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/installed-dev
+	@echo "==> running the slow tests (about three minutes)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
 test-all:
 	@$(PYTHON) scripts/every_python.py $(ARGS)
@@ -51,11 +57,13 @@ bench: $(VENV)/installed-dev stock
 
 stock: .venv-stock/installed
 
+references: .venv-orbax/installed
+
 lock: $(VENV)/installed-dev
 	$(BIN)/python -m pip freeze --exclude-editable --exclude torch > $(LOCK)
 
 clean:
-	rm -rf $(VENV) .venv-stock .venv-3.* relay-demo
+	rm -rf $(VENV) .venv-stock .venv-3.* .venv-orbax relay-demo
 
 $(VENV)/created:
 	@echo "==> creating $(VENV) with $(PYTHON)"
@@ -81,4 +89,9 @@ $(VENV)/installed-dev: pyproject.toml | $(VENV)/torch
 .venv-stock/installed: benchmarks/stock.py | $(VENV)/installed-dev
 	@echo "==> installing the stock openpi client and server into .venv-stock"
 	@$(BIN)/python benchmarks/stock.py
+	@touch $@
+
+.venv-orbax/installed: scripts/references.py | $(VENV)/created
+	@echo "==> installing Orbax and JAX into .venv-orbax"
+	@$(BIN)/python scripts/references.py
 	@touch $@

@@ -1,4 +1,4 @@
-"""What all tests share: few threads, and no test that needs what this machine lacks."""
+"""What all tests share: few threads, no slow test unless asked for, and none that needs what this machine lacks."""
 
 from __future__ import annotations
 
@@ -50,16 +50,21 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that need torch, fetched tokenizer files or a GPU, saying how many and why."""
+    """Leave out slow tests, and tests that need torch, fetched tokenizer files or a GPU, saying how many and why.
+
+    With `-m EXPRESSION`, the expression decides about slow ones.
+    """
     notes = config.stash[_NOTES]
+    if not config.option.markexpr and _leave_out(config, items, lambda item: _marked(item, "slow")):
+        notes.append("slow tests are left out: `make test-slow` runs them")
     if not HAS_TORCH:
         count = _leave_out(config, items, _needs_torch)
         if count or config.stash[_MODULES]:
             modules = len(config.stash[_MODULES])
             notes.append(f"torch is not installed: {count} tests and {modules} test modules are left out")
-    if not HAS_VOCAB and _leave_out(config, items, lambda item: item.get_closest_marker("vocab") is not None):
+    if not HAS_VOCAB and _leave_out(config, items, lambda item: _marked(item, "vocab")):
         notes.append("tests of the Gemma vocabulary are left out: `make vocab` fetches it")
-    _leave_out(config, items, lambda item: item.get_closest_marker("gpu") is not None and not _has_gpu())
+    _leave_out(config, items, lambda item: _marked(item, "gpu") and not _has_gpu())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -77,7 +82,11 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], lacks: Callable[
 
 def _needs_torch(item: pytest.Item) -> bool:
     """Marked so, or served by the shipped policy."""
-    return item.get_closest_marker("torch") is not None or "demo_url" in getattr(item, "fixturenames", ())
+    return _marked(item, "torch") or "demo_url" in getattr(item, "fixturenames", ())
+
+
+def _marked(item: pytest.Item, name: str) -> bool:
+    return item.get_closest_marker(name) is not None
 
 
 def _has_gpu() -> bool:

@@ -8,6 +8,7 @@ from PIL import Image, ImageOps
 
 from relay.engine.frames import read_frame, resize_with_pad
 from relay.protocol.errors import ObservationError
+from relay.protocol.images import Codec, encode_frame
 
 
 def picture(height: int, width: int) -> np.ndarray:
@@ -51,8 +52,15 @@ def test_a_frame_of_one_pixel_width_still_has_a_pixel() -> None:
         (np.zeros((480, 640, 4), np.uint8), r"\(480, 640, 4\) uint8", ""),
         (np.zeros((480, 640), np.uint8), r"\(480, 640\) uint8", ""),
         (np.zeros((0, 0, 3), np.uint8), r"\(0, 0, 3\) uint8", ""),
-        (np.zeros((2, 224, 224, 3), np.uint8), r"\(2, 224, 224, 3\) uint8", "separate requests"),
+        (np.zeros((2, 224, 224, 3), np.uint8), r"\(2, 224, 224, 3\) uint8", "one connection per robot"),
+        ([np.zeros((8, 9, 3), np.uint8)] * 2, r"\(2, 8, 9, 3\) as a list", "one connection per robot"),
+        (
+            [[encode_frame(np.zeros((8, 9, 3), np.uint8), Codec.JPEG_Q90)] * 5] * 2,
+            r"\(2, 5, 8, 9, 3\) as a list",
+            "one",
+        ),
         ([1, 2, 3], "list", ""),
+        ([], "list", ""),
         (None, "NoneType", ""),
     ],
 )

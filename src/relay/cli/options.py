@@ -17,6 +17,12 @@ class PolicyOptions:
     checkpoint: Path | None = None
     """Folder of the checkpoint; the demo brings its own."""
 
+    config: str | None = None
+    """openpi's configuration that the checkpoint was trained with, such as pi05_droid, where the folder doesn't say."""
+
+    robot: str | None = None
+    """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
+
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""
 

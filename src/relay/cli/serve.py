@@ -90,6 +90,8 @@ def _offer(model: str, options: PolicyOptions, listener: ListenerOptions) -> Off
         return registry.load(
             model,
             checkpoint=options.checkpoint,
+            config=options.config,
+            robot=options.robot,
             tokenizer=options.tokenizer,
             device=options.device,
             dtype=options.dtype,

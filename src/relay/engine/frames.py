@@ -9,9 +9,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from relay.protocol.errors import ObservationError
+from relay.protocol.image_header import image_header, is_image_file
 from relay.protocol.images import decode_frame
 
 EXPECTED = "expected (H, W, 3) uint8 RGB, or a complete JPEG, PNG or WebP file as bytes"
+BATCH_ADVICE = (
+    "an observation holds one frame of each camera: for a batch, open one connection per robot, "
+    "and the server merges their requests"
+)
 
 
 def read_frame(value: Any, name: str) -> NDArray[np.uint8]:
@@ -26,16 +31,31 @@ def read_frame(value: Any, name: str) -> NDArray[np.uint8]:
     """
     if isinstance(value, bytes | memoryview):
         return decode_frame(bytes(value), name)
+    if isinstance(value, list) and (shape := _shape(value, name)):
+        raise ObservationError(f"{name}: {EXPECTED}, got {shape} as a list of frames; {BATCH_ADVICE}")
     if not isinstance(value, np.ndarray):
         raise ObservationError(f"{name}: {EXPECTED}, got {type(value).__name__}")
     if value.dtype != np.uint8 or value.ndim != 3 or value.shape[-1] != 3 or value.size == 0:
         hint = ""
         if value.ndim == 4:
-            hint = "; one observation holds one frame per camera, send a batch as separate requests"
+            hint = f"; {BATCH_ADVICE}"
         elif value.ndim == 3 and value.shape[0] == 3:
             hint = "; transpose channels-first frames with .transpose(1, 2, 0)"
         raise ObservationError(f"{name}: {EXPECTED}, got {value.shape} {value.dtype}{hint}")
     return value
+
+
+def _shape(frames: list[Any], name: str) -> tuple[int, ...]:
+    """The shape of an array that came as a list of frames, as our clients send what they compress; else empty."""
+    lengths: list[int] = []
+    part: Any = frames
+    while isinstance(part, list) and part:
+        lengths.append(len(part))
+        part = part[0]
+    if isinstance(part, bytes) and is_image_file(part):
+        header = image_header(part, name)
+        return (*lengths, header.height, header.width, 3)
+    return (*lengths, *part.shape) if isinstance(part, np.ndarray) else ()
 
 
 def resize_with_pad(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:

@@ -26,6 +26,8 @@ def load(
     name: str,
     *,
     checkpoint: Path | None,
+    config: str | None = None,
+    robot: str | None = None,
     tokenizer: Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
@@ -39,6 +41,8 @@ def load(
     Args:
         name: one of `NAMES`.
         checkpoint: the checkpoint folder; the demo has its own.
+        config: one of the family's named configurations, for what the folder doesn't say.
+        robot: a robot profile's name or YAML file.
         tokenizer: a tokenizer file outside the checkpoint folder.
         device: a torch device, or `auto`.
         dtype: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
@@ -53,6 +57,8 @@ def load(
     return import_module(_FAMILIES[name]).load(
         name,
         folder,
+        config=config,
+        robot=robot,
         tokenizer=tokenizer,
         device=device,
         dtype=dtype,

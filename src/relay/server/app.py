@@ -110,7 +110,9 @@ class Server:
         self._listener = cast(Listener, await listening)
         self._port: int = next(iter(self._listener.sockets)).getsockname()[1]
         self._policies.start()
-        logger.info("listening on ws://%s:%d", self._settings.host, self.port)
+        for listening_socket in self._listener.sockets:
+            address, port = listening_socket.getsockname()[:2]
+            logger.info("listening on ws://%s:%d", f"[{address}]" if ":" in address else address, port)
 
     @property
     def port(self) -> int:

@@ -9,8 +9,10 @@ import pytest
 
 from relay.demo.vocabulary import write_tokenizer
 from relay.engine.base import Note
+from relay.models.pi0.configurations import find_configuration
 from relay.models.pi0.tokenizer import PromptTokenizer, Vocabulary, clean, discretize, load_vocabulary
 from relay.models.pi0.weights import CheckpointError
+from relay.protocol.errors import ObservationError
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,24 @@ def test_without_a_state_the_prompt_ends_in_a_newline() -> None:
     assert spell(PromptTokenizer(Characters(), 48, False)("pick up the fork").tokens) == "pick up the fork\n"
 
 
+def test_a_raw_prompt_is_tokenized_as_it_comes_with_one_newline() -> None:
+    raw = PromptTokenizer(Characters(), 48, False, raw=True)
+    assert spell(raw(" pick_up the fork").tokens) == " pick_up the fork\n"
+    assert raw("pick up the fork\n").tokens == raw("pick up the fork").tokens
+
+
+def test_a_piece_that_the_network_does_not_have_is_refused_before_it_gets_there() -> None:
+    tokenizer = PromptTokenizer(Characters(), 48, False, vocabulary_size=128)
+    tokenizer.check()
+    with pytest.raises(ObservationError, match="prompt: 233 is the id of a piece that this network does not have"):
+        tokenizer("café")
+
+
+def test_another_networks_tokenizer_is_refused_at_the_start() -> None:
+    with pytest.raises(CheckpointError, match="gives the id 116, but this network has 64 tokens"):
+        PromptTokenizer(Characters(), 48, True, vocabulary_size=64).check()
+
+
 def test_a_long_task_is_cut_before_the_state_and_the_caller_is_told() -> None:
     prompt = PromptTokenizer(Characters(), 100, True)("x" * 3000, np.zeros(3, np.float32))
     text = spell(prompt.tokens)
@@ -87,10 +107,17 @@ def test_words_outside_the_vocabulary_are_named_to_the_caller(vocabulary: Vocabu
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("absent.json", "no tokenizer at"), ("vocab.txt", "not a tokenizer file")]
+    ("name", "message"),
+    [
+        ("absent.json", "no tokenizer at"),
+        ("vocab.txt", "not a tokenizer file"),
+        ("other.json", "other.json is not a tokenizer file"),
+        ("other.model", "other.model is not a SentencePiece model"),
+    ],
 )
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / "vocab.txt").write_text("a b c")
+    for other in ("vocab.txt", "other.json", "other.model"):
+        (tmp_path / other).write_text("{}")
     with pytest.raises(CheckpointError, match=message):
         load_vocabulary(tmp_path / name)
 
@@ -118,6 +145,24 @@ def gemma() -> Vocabulary:
 def test_a_pi0_prompt_has_the_reference_ids(gemma: Vocabulary) -> None:
     prompt = PromptTokenizer(gemma, 48, False)("pick up the fork")
     assert prompt.tokens == (2, 18075, 908, 573, 24943, 108)
+
+
+@pytest.mark.vocab
+def test_lerobots_form_has_the_same_ids_for_a_plain_prompt(gemma: Vocabulary) -> None:
+    prompt = PromptTokenizer(gemma, 48, False, raw=True)("pick up the fork")
+    assert prompt.tokens == (2, 18075, 908, 573, 24943, 108)
+
+
+@pytest.mark.vocab
+def test_a_pi05_prompt_without_state_has_the_form_of_pi0(gemma: Vocabulary) -> None:
+    configuration = find_configuration("pi05_libero")
+    tokenizer = PromptTokenizer(gemma, configuration.max_token_len, configuration.state_in_prompt)
+    assert tokenizer("pick up the fork", np.zeros(8)).tokens == (2, 18075, 908, 573, 24943, 108)
+
+
+@pytest.mark.vocab
+def test_the_gemma_vocabulary_goes_with_a_released_network(gemma: Vocabulary) -> None:
+    PromptTokenizer(gemma, 200, True, vocabulary_size=257_152).check()
 
 
 @pytest.mark.vocab

@@ -5,7 +5,7 @@ The golden files hold weights (openpi-PyTorch names, exact in bfloat16), inputs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
+from relay.engine.weights import SafetensorsSource, TensorSource
 from relay.models.pi0.config import CAMERAS, Pi0Config
 from relay.models.pi0.model import Inputs, Pi0
 from relay.models.pi0.prefix import RowTokens, lay_out
-from relay.models.pi0.weights import load_weights, read_safetensors, read_sizes
+from relay.models.pi0.weights import load_weights, read_sizes
 
 DATA = Path(__file__).parents[2] / "data" / "pi0"
 
@@ -29,29 +31,50 @@ def golden(family: str) -> dict[str, NDArray[Any]]:
         return dict(file)
 
 
+class Tensors(dict[str, torch.Tensor]):
+    """Tensors in memory as a `TensorSource`."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        return self[name].clone()
+
+
+def tiny_tensors(family: str) -> Tensors:
+    """The golden weights in openpi's PyTorch names, without any head."""
+    return Tensors(load_file(DATA / f"{family}_tiny.safetensors"))
+
+
+def tiny_config(shapes: Mapping[str, tuple[int, ...]]) -> Pi0Config:
+    """The configuration of a tiny network with these tensors."""
+    sizes = read_sizes(shapes)
+    return Pi0Config(
+        family=sizes.family,
+        vision=sizes.vision(heads=2),
+        language=sizes.language,
+        expert=sizes.expert,
+        heads=sizes.query_width // sizes.head_dim,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab_size,
+        action_dim=sizes.action_dim,
+        action_horizon=10,
+        state_dim=32,
+        max_token_len=40,
+        state_in_prompt=sizes.family == "pi05",
+    )
+
+
+def load_tiny(source: TensorSource, dtype: torch.dtype = torch.float32) -> Pi0:
+    """A tiny network from any source, through the real loader."""
+    return load_weights(tiny_config(source.shapes), source, torch.device("cpu"), dtype, lambda phase, share: None)
+
+
 @cache
 def tiny_model(family: str, dtype: torch.dtype = torch.float32) -> Pi0:
-    """The tiny network, loaded through the real loader."""
-    tensors = read_safetensors(DATA / f"{family}_tiny.safetensors")
-    sizes = read_sizes(tensors)
-    model = Pi0(
-        Pi0Config(
-            family=sizes.family,
-            vision=sizes.vision(heads=2),
-            language=sizes.language,
-            expert=sizes.expert,
-            heads=sizes.query_width // sizes.head_dim,
-            head_dim=sizes.head_dim,
-            vocab_size=sizes.vocab_size,
-            action_dim=sizes.action_dim,
-            action_horizon=10,
-            state_dim=32,
-            max_token_len=40,
-            state_in_prompt=family == "pi05",
-        )
-    ).to_compute_dtype(dtype)
-    load_weights(model, tensors)
-    return model.eval()
+    """The golden network."""
+    return load_tiny(SafetensorsSource(DATA / f"{family}_tiny.safetensors"), dtype)
 
 
 def image(row: int, camera: int) -> NDArray[np.uint8]:

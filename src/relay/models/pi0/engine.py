@@ -1,26 +1,29 @@
-"""The π0 / π0.5 engine: observations in model format to action chunks in the model's units.
+"""The π0 / π0.5 engine: observations to action chunks, in the network's units or in those of the checkpoint's robot.
 
 `prepare` runs on any thread and is CPU work only; `infer` runs on the device thread and answers all its rows together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.engine.device import choose_device
 from relay.models.pi0.checkpoint import load_checkpoint
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.model import Inputs, Pi0
 from relay.models.pi0.prefix import RowTokens, lay_out
 from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
+from relay.models.pi0.units import RobotUnits
 from relay.models.pi0.weights import CheckpointError
 from relay.protocol.images import Codec, encode_frame
 from relay.protocol.messages import Observation, Options
@@ -30,6 +33,8 @@ def load(
     name: str,
     folder: Path,
     *,
+    config: str | None,
+    robot: str | None,
     tokenizer: Path | None,
     device: str,
     dtype: str,
@@ -39,12 +44,19 @@ def load(
     progress: Progress,
 ) -> Pi0Engine:
     """Load a checkpoint folder and make it ready to warm up."""
-    place = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    place = choose_device(device)
     precision = dtype if dtype != "auto" else "bfloat16" if place.type == "cuda" else "float32"
     if precision not in ("float32", "bfloat16"):
         raise CheckpointError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
     checkpoint = load_checkpoint(
-        folder, tokenizer=tokenizer, device=place, dtype=getattr(torch, precision), progress=progress
+        folder,
+        config=config,
+        robot=robot,
+        tokenizer=tokenizer,
+        device=place,
+        dtype=getattr(torch, precision),
+        progress=progress,
+        family="pi0" if name == "pi0" else "pi05",
     )
     if num_steps is not None and not 1 <= num_steps <= 50:
         raise CheckpointError(f"--num-steps must be between 1 and 50, got {num_steps}")
@@ -52,7 +64,17 @@ def load(
         checkpoint.model.config = replace(checkpoint.model.config, num_steps=num_steps)
     if place.type == "cpu" and max_batch == 1 and _parameters(checkpoint.model) < _ONE_THREAD_BELOW:
         torch.set_num_threads(1)
-    return Pi0Engine(name, checkpoint.model, checkpoint.tokenizer, max_batch=max_batch, default_prompt=default_prompt)
+    profile, normalization = checkpoint.profile, checkpoint.normalization
+    return Pi0Engine(
+        name,
+        checkpoint.model,
+        checkpoint.tokenizer,
+        robot=RobotUnits(profile, normalization) if profile and normalization else None,
+        model_units=normalization is None,
+        metadata=checkpoint.metadata,
+        max_batch=max_batch,
+        default_prompt=default_prompt,
+    )
 
 
 _ONE_THREAD_BELOW = 50_000_000
@@ -65,7 +87,13 @@ def _parameters(model: Pi0) -> int:
 
 
 class Pi0Engine:
-    """One loaded network with its prompt tokenizer."""
+    """One loaded network with its prompt tokenizer.
+
+    Args:
+        robot: keys and units of the robot that is served; without one, model format only.
+        model_units: without a robot, whether vLLM-Omni's keys are taken for model format (see `units.py`).
+        metadata: the checkpoint's own, for OpenPI's handshake.
+    """
 
     def __init__(
         self,
@@ -73,10 +101,14 @@ class Pi0Engine:
         model: Pi0,
         tokenizer: PromptTokenizer,
         *,
+        robot: RobotUnits | None = None,
+        model_units: bool = True,
+        metadata: Mapping[str, Any] | None = None,
         max_batch: int = 8,
         default_prompt: str | None = None,
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
+        self._robot, self._model_units = robot, model_units
         self._default_prompt = default_prompt
         config = model.config
         self.spec = PolicySpec(
@@ -88,21 +120,30 @@ class Pi0Engine:
             num_steps=config.num_steps,
             max_batch=max_batch,
             image_resolution=(config.vision.image_size, config.vision.image_size),
-            handshake=_handshake(config),
+            metadata={**(metadata or {}), **({"robot": robot.contract} if robot else {})},
+            handshake=_handshake(config, robot),
         )
 
     def prepare(self, observation: Observation, options: Options) -> Pi0Prepared:
         """Validate, decode, resize and tokenize."""
-        return prepare(observation, options, self._model.config, self._tokenizer, default_prompt=self._default_prompt)
+        return prepare(
+            observation,
+            options,
+            self._model.config,
+            self._tokenizer,
+            robot=self._robot,
+            model_units=self._model_units,
+            default_prompt=self._default_prompt,
+        )
 
     def batch_key(self, prepared: Pi0Prepared) -> str:
         """Rows of any number of cameras, prompt length, steps and seeds share a batch."""
         return "pi0"
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
-        """Actions (action_horizon, action_dim) float32 for every row."""
+        """Actions float32 for every row: (action_horizon, action_dim), or the robot's own width in its units."""
         actions = self._model.sample_actions(self._assemble(batch)).cpu().numpy()  # (rows, horizon, action_dim)
-        return [Chunk(row.copy()) for row in actions]
+        return [Chunk(self._in_callers_units(row, work.prepared)) for row, work in zip(actions, batch, strict=True)]
 
     def warm_up(self, progress: Progress) -> None:
         """Run every batch size once, so that kernels are chosen and tables made before the first request."""
@@ -119,6 +160,12 @@ class Pi0Engine:
             chunks = self.infer([Work(row, Options(seed=0))] * rows)
             if not all(isinstance(chunk, Chunk) and np.isfinite(np.asarray(chunk.actions)).all() for chunk in chunks):
                 raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
+
+    def _in_callers_units(self, actions: NDArray[np.float32], prepared: Pi0Prepared) -> NDArray[np.float32]:
+        """One row's actions in the units that its observation came in."""
+        if self._robot is None or prepared.robot_state is None:
+            return actions.copy()
+        return self._robot.to_robot(actions, prepared.robot_state)
 
     def _assemble(self, batch: Sequence[Work]) -> Inputs:
         device = self._model.action_in.weight.device
@@ -154,7 +201,7 @@ class Pi0Engine:
         return torch.randn(self._model.config.action_horizon, self._model.config.action_dim, generator=generator)
 
 
-def _handshake(config: Pi0Config) -> dict[str, Any]:
+def _handshake(config: Pi0Config, robot: RobotUnits | None) -> dict[str, Any]:
     """The `policy_server_config` of vllm-omni: vllm_omni/deploy/{pi0,pi05}.yaml, with this checkpoint's sizes."""
     handshake: dict[str, Any] = {
         "image_resolution": [config.vision.image_size, config.vision.image_size],
@@ -162,7 +209,7 @@ def _handshake(config: Pi0Config) -> dict[str, Any]:
         "needs_wrist_camera": True,
         "needs_stereo_camera": False,
         "needs_session_id": False,
-        "action_space": "joint_position",
+        "action_space": robot.action_space if robot else "joint_position",
         "action_horizon": config.action_horizon,
         "action_dim": config.action_dim,
         "max_cameras": len(config.cameras),

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relay.engine.base import Note
-from relay.models.pi0.weights import CheckpointError
+from relay.engine.weights import CheckpointError
+from relay.protocol.errors import ObservationError
 
 STATE_BINS = 256
 
@@ -61,19 +62,39 @@ class PromptTokenizer:
     Attributes:
         max_tokens: longest prompt; the task text is shortened to fit, never the tail the model reads the state from.
         state_in_prompt: π0.5's usual form; False gives π0's form.
+        raw: tokenize the task as it comes, a newline added unless it ends in one, as lerobot's π0 does.
+        vocabulary_size: rows of the network's token embedding; no prompt may have a higher id.
     """
 
     vocabulary: Vocabulary
     max_tokens: int
     state_in_prompt: bool
+    raw: bool = False
+    vocabulary_size: int | None = None
 
-    def __call__(self, prompt: str, state: NDArray[np.float32] | None = None) -> Prompt:
+    def check(self) -> None:
+        """See that this tokenizer goes with the network.
+
+        Raises:
+            CheckpointError: it gives ids that the network has no embedding for.
+        """
+        probe = "Task: , State: 0 1 2 3 4 5 6 7 8 9 -1;\nAction: " if self.state_in_prompt else "\n"
+        highest = max(self.vocabulary.bos_id, *self.vocabulary.encode(probe))
+        if self.vocabulary_size is not None and highest >= self.vocabulary_size:
+            raise CheckpointError(
+                f"the tokenizer gives the id {highest}, but this network has {self.vocabulary_size} tokens: "
+                "it is another model's tokenizer"
+            )
+
+    def __call__(self, prompt: str, state: NDArray[np.floating[Any]] | None = None) -> Prompt:
         """Tokenize the task and, where the prompt holds it, the normalized state `(state_dim,)` of the real width."""
-        task = clean(prompt)
+        task = prompt.removesuffix("\n") if self.raw else clean(prompt)
         if self.state_in_prompt:
             assert state is not None
             tail = f", State: {' '.join(str(b) for b in discretize(state))};\nAction: "
             tokens, note = self._fit(task, lambda text: self.vocabulary.encode(f"Task: {text}{tail}"))
+        elif self.raw:
+            tokens, note = self._fit(task, lambda text: self.vocabulary.encode(f"{text}\n"))
         else:
             # The newline that starts the answer is encoded by itself, as the reference does.
             newline = self.vocabulary.encode("\n")
@@ -83,6 +104,11 @@ class PromptTokenizer:
             words = dict.fromkeys(task.split())
             unknown = [word[:32] for word in words if self.vocabulary.unknown_id in self.vocabulary.encode(word)]
             notes.append(Note(f"prompt holds words this policy never saw: {', '.join(map(repr, unknown[:8]))}"))
+        if self.vocabulary_size is not None and max(tokens) >= self.vocabulary_size:
+            raise ObservationError(
+                f"prompt: {max(tokens)} is the id of a piece that this network does not have; leave out special "
+                "pieces such as <image>"
+            )
         return Prompt(tuple(tokens), tuple(notes))
 
     def _fit(self, task: str, encode: Callable[[str], list[int]]) -> tuple[list[int], str | None]:
@@ -109,7 +135,7 @@ def clean(prompt: str) -> str:
     return prompt.strip().replace("_", " ").replace("\n", " ")
 
 
-def discretize(state: NDArray[np.float32]) -> list[int]:
+def discretize(state: NDArray[np.floating[Any]]) -> list[int]:
     """One of 256 bins over [-1, 1] per value; anything below -1 is bin -1, above 1 bin 255, as in openpi."""
     edges = np.linspace(-1, 1, STATE_BINS + 1)[:-1]
     return [int(b) for b in np.digitize(state, edges) - 1]
@@ -121,7 +147,10 @@ class _JsonVocabulary:
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
 
-        self._tokenizer = Tokenizer.from_file(str(path))
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exceptions
+            raise CheckpointError(f"{path} is not a tokenizer file: {error}") from None
         bos = self._tokenizer.token_to_id("<bos>")
         if bos is None:
             raise CheckpointError(f"{path.name} has no <bos> token; it is not a PaliGemma or Gemma tokenizer")
@@ -138,7 +167,11 @@ class _SentencePieceVocabulary:
     def __init__(self, path: Path) -> None:
         from sentencepiece import SentencePieceProcessor
 
-        self._model = SentencePieceProcessor(model_file=str(path))
+        try:
+            self._model = SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError) as error:
+            reason = " ".join(str(error).split()) or "it cannot be parsed"
+            raise CheckpointError(f"{path} is not a SentencePiece model: {reason}") from None
         self.bos_id: int = self._model.bos_id()
         if self.bos_id < 0:
             raise CheckpointError(f"{path.name} has no beginning-of-sequence id; it is not a PaliGemma tokenizer")

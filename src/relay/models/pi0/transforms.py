@@ -1,7 +1,7 @@
-"""An observation in model format to what the network takes: checked, decoded, resized, tokenized.
+"""An observation to what the network takes: checked, decoded, resized, tokenized.
 
-Model format means what the network was trained on: openpi's camera keys, the state normalized, actions as the network
-gives them. Robot units are a robot profile's business. CPU only, no shared state.
+What is checked here is model format: openpi's camera keys, the state normalized. `units.py` brings a robot's own keys
+and units into it first. CPU only, no shared state.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from relay.engine.base import Note
 from relay.engine.frames import read_frame, resize_with_pad
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.tokenizer import Prompt, PromptTokenizer
+from relay.models.pi0.units import RobotUnits, to_model_format
 from relay.protocol.errors import ObservationError
 from relay.protocol.images import decoded_bytes
 from relay.protocol.limits import MAX_DECODED_BYTES, MAX_PROMPT_BYTES
@@ -36,6 +37,7 @@ class Pi0Prepared:
         tokens: the prompt's ids, without padding.
         state: (action_dim,) float32, padded with zeros.
         num_steps: denoising steps.
+        robot_state: (state_dim,) in the robot's units, for actions in them; None for model format.
         notes: what the caller should know.
         ignored: keys of the observation that mean nothing to this policy.
     """
@@ -44,6 +46,7 @@ class Pi0Prepared:
     tokens: tuple[int, ...]
     state: NDArray[np.float32]
     num_steps: int
+    robot_state: NDArray[np.float64] | None = None
     notes: tuple[Note, ...] = ()
     ignored: tuple[str, ...] = ()
 
@@ -54,32 +57,43 @@ def prepare(
     config: Pi0Config,
     tokenizer: PromptTokenizer,
     *,
+    robot: RobotUnits | None = None,
+    model_units: bool = True,
     default_prompt: str | None = None,
 ) -> Pi0Prepared:
     """Validate and convert one observation.
 
+    Args:
+        robot: for observations in its keys and units; model format is taken besides.
+        model_units: as in `units.to_model_format`.
+
     Raises:
         ObservationError: one sentence naming the field, what came and what is expected.
     """
+    translated = to_model_format(observation, robot, model_units=model_units)
+    observation = translated.observation
     if "image" not in observation:
         raise ObservationError(_missing("image", observation) + f"; it maps {', '.join(config.cameras)} to frames")
     foreign = [key for key in observation if key.startswith(_OTHER_IMAGE_KEYS)]
     if foreign:
         raise ObservationError(f"{foreign[0]!r} beside 'image': send frames under one of the two, not both")
-    images, notes = _read_images(observation["image"], observation.get("image_mask"), config)
-    state = _read_state(observation, config)
+    images, notes = _read_images(observation["image"], observation.get("image_mask"), config, translated.slots)
+    state = _read_state(observation, config) if translated.state is None else translated.state
     prompt = _read_prompt(observation, state, config, tokenizer, default_prompt)
     return Pi0Prepared(
         images=images,
         tokens=prompt.tokens,
-        state=np.pad(state, (0, config.action_dim - len(state))),
+        state=np.pad(state.astype(np.float32), (0, config.action_dim - len(state))),
         num_steps=_check_options(options, config),
-        notes=(*notes, *prompt.notes),
-        ignored=tuple(key for key in observation if key not in _KEYS),
+        robot_state=translated.robot_state,
+        notes=(*translated.notes, *notes, *prompt.notes),
+        ignored=(*translated.ignored, *(key for key in observation if key not in _KEYS)),
     )
 
 
-def _read_images(frames: Any, mask: Any, config: Pi0Config) -> tuple[NDArray[np.uint8], tuple[Note, ...]]:
+def _read_images(
+    frames: Any, mask: Any, config: Pi0Config, slots: Mapping[str, str]
+) -> tuple[NDArray[np.uint8], tuple[Note, ...]]:
     if not isinstance(frames, Mapping):
         raise ObservationError(f"image: expected a map of camera name to frame, got {type(frames).__name__}")
     for camera in frames:
@@ -91,13 +105,14 @@ def _read_images(frames: Any, mask: Any, config: Pi0Config) -> tuple[NDArray[np.
     present = _read_mask(mask, frames, config)
     if not present:
         raise ObservationError(f"image: no camera; send at least one of {', '.join(config.cameras)}")
-    size = sum(decoded_bytes(frames[camera], f"image[{camera!r}]") for camera in present)
+    names = {camera: slots.get(camera, f"image[{camera!r}]") for camera in present}
+    size = sum(decoded_bytes(frames[camera], name) for camera, name in names.items())
     if size > MAX_DECODED_BYTES:
         raise ObservationError(
             f"image: the frames hold {size >> 20} MiB of pixels, at most {MAX_DECODED_BYTES >> 20} MiB are taken"
         )
     side = config.vision.image_size
-    images = [resize_with_pad(read_frame(frames[camera], f"image[{camera!r}]"), side, side) for camera in present]
+    images = [resize_with_pad(read_frame(frames[camera], name), side, side) for camera, name in names.items()]
     masked = [camera for camera in config.cameras if camera not in present]
     notes = (Note(f"cameras masked: {', '.join(masked)}"),) if masked else ()
     return np.stack(images), notes
@@ -150,7 +165,7 @@ def _read_state(observation: Observation, config: Pi0Config) -> NDArray[np.float
 
 def _read_prompt(
     observation: Observation,
-    state: NDArray[np.float32],
+    state: NDArray[np.floating[Any]],
     config: Pi0Config,
     tokenizer: PromptTokenizer,
     default_prompt: str | None,

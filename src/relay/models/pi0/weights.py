@@ -6,15 +6,17 @@ guessed: a tensor that is unknown, missing or of the wrong shape stops the load.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
+from relay.engine.base import Progress
+from relay.engine.weights import CheckpointError as CheckpointError
+from relay.engine.weights import TensorSource
 from relay.models.pi0.config import Pi0Config, TransformerSize, VisionSize
 from relay.models.pi0.model import Pi0
 
@@ -32,10 +34,6 @@ _UNUSED = (
 )
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be loaded faithfully; says which tensors or files, and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Packed:
     """One of our tensors and the checkpoint tensors it is made of.
@@ -49,44 +47,98 @@ class Packed:
     rows: tuple[int, ...] | None = None
 
 
-def load_weights(model: Pi0, tensors: Mapping[str, Tensor]) -> None:
-    """Copy a checkpoint's tensors into `model`, cast to the dtype each parameter has.
+def load_weights(
+    config: Pi0Config, source: TensorSource, device: torch.device, dtype: torch.dtype, progress: Progress
+) -> Pi0:
+    """Build a network and read its weights; each parameter is made once, on its device and in its final dtype.
+
+    Host memory stays at one copy of what lives there plus the largest stored tensors, which therefore come first.
 
     Args:
-        tensors: openpi-PyTorch names, with or without lerobot's leading `model.`.
+        source: openpi-PyTorch names, with or without lerobot's leading `model.`.
+        dtype: of the large matrices; the rest is float32.
 
     Raises:
-        CheckpointError: listing every missing, unknown and mis-shaped tensor.
+        CheckpointError: listing every missing, unknown and mis-shaped tensor, before anything is read.
     """
-    tensors = canonical_names(tensors)
-    parameters = dict(model.named_parameters())
-    problems: list[str] = []
-    known: set[str] = set(_UNUSED)
-    for packed in packing(model.config):
-        known.update(packed.sources)
-        missing = [name for name in packed.sources if name not in tensors]
-        problems += [f"missing: {name}" for name in missing]
-        if missing:
-            continue
-        parts = [tensors[name] for name in packed.sources]
-        target = parameters[packed.name]
-        wanted = [tuple(part.shape) for part in _split(target, packed)]
-        wrong = [
-            f"wrong shape: {name} is {tuple(part.shape)}, expected {shape}"
-            for name, part, shape in zip(packed.sources, parts, wanted, strict=True)
-            if tuple(part.shape) != shape
-        ]
-        problems += wrong
-        if not wrong:
-            for part, place in zip(parts, _split(target.data, packed), strict=True):
-                place.copy_(part)
-    problems += [f"unknown: {name}" for name in tensors if name not in known]
+    with torch.device("meta"):
+        model = Pi0(config).to_compute_dtype(dtype)
+    stored = canonical_names(source.shapes)
+    problems = find_problems(config, source.shapes)
     if problems:
-        shown = "\n  ".join(sorted(problems)[:40])
+        shown = "\n  ".join(problems[:40])
         more = f"\n  and {len(problems) - 40} more" if len(problems) > 40 else ""
         raise CheckpointError(
-            f"the checkpoint's tensors do not fit a {model.config.family} network of these sizes:\n  {shown}{more}"
+            f"the checkpoint's tensors do not fit a {config.family} network of these sizes:\n  {shown}{more}"
         )
+    empty = dict(model.named_parameters())
+    total = sum(parameter.numel() for parameter in empty.values())
+    state: dict[str, Tensor] = {}
+    done = 0
+    for packed in _largest_first(packing(config), empty):
+        state[packed.name] = _read(packed, source, stored, empty[packed.name], device)
+        done += empty[packed.name].numel()
+        progress("loading weights", done / total)
+    model.load_state_dict(state, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def checkpoint_shapes(config: Pi0Config) -> dict[str, tuple[int, ...]]:
+    """Every tensor that such a network is loaded from, under openpi's names."""
+    with torch.device("meta"):
+        parameters = dict(Pi0(config).named_parameters())
+    return {
+        name: tuple(part.shape)
+        for packed in packing(config)
+        for name, part in zip(packed.sources, _split(parameters[packed.name], packed), strict=True)
+    }
+
+
+def find_problems(config: Pi0Config, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What keeps tensors of these names and shapes from filling such a network, a sentence each; sorted."""
+    stored, expected = canonical_names(shapes), checkpoint_shapes(config)
+    problems = [f"missing: {name}" for name in expected.keys() - stored.keys()]
+    problems += [
+        f"wrong shape: {name} is {shapes[stored[name]]}, expected {shape}"
+        for name, shape in expected.items()
+        if name in stored and shapes[stored[name]] != shape
+    ]
+    unknown = sorted(stored.keys() - expected.keys() - set(_UNUSED))
+    adapters = [name for name in unknown if "lora_" in name.lower()]
+    problems += [f"unknown: {name}" for name in unknown if name not in adapters]
+    if adapters:
+        problems.append(
+            f"adapter: {adapters[0]} and {len(adapters) - 1} more LoRA tensors, which cannot be loaded yet; "
+            "take a checkpoint in which they are merged into the weights"
+        )
+    return sorted(problems)
+
+
+def _largest_first(packings: Iterable[Packed], parameters: Mapping[str, Tensor]) -> list[Packed]:
+    """One kind of parameter after the other, all layers of it together, as JAX checkpoints stack them."""
+    kinds: dict[str, list[Packed]] = {}
+    for packed in packings:
+        kinds.setdefault(re.sub(r"\d+", "*", packed.name), []).append(packed)
+    by_size = sorted(kinds.values(), key=lambda kind: -sum(parameters[packed.name].numel() for packed in kind))
+    return [packed for kind in by_size for packed in kind]
+
+
+def _read(
+    packed: Packed, source: TensorSource, stored: Mapping[str, str], empty: Tensor, device: torch.device
+) -> Tensor:
+    if len(packed.sources) == 1:
+        return _read_float(source, stored[packed.sources[0]]).to(device, empty.dtype)
+    whole = torch.empty(empty.shape, dtype=empty.dtype, device=device)
+    for name, place in zip(packed.sources, _split(whole, packed), strict=True):
+        place.copy_(_read_float(source, stored[name]))
+    return whole
+
+
+def _read_float(source: TensorSource, name: str) -> Tensor:
+    tensor = source.read(name)
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{name} holds {tensor.dtype}, expected floating-point numbers")
+    return tensor
 
 
 def save_weights(model: Pi0, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -99,23 +151,25 @@ def save_weights(model: Pi0, dtype: torch.dtype) -> dict[str, Tensor]:
     return tensors
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one safetensors file, memory-mapped."""
-    with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+def canonical_names(names: Iterable[str]) -> dict[str, str]:
+    """openpi's name of each stored tensor to its name in the file.
 
+    Strips lerobot's `model.` prefix and resolves the tied embedding: openpi's `save_model` keeps only `lm_head` of the
+    tied pair; where both exist they are untied copies, and the embedding counts.
 
-def canonical_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Strip lerobot's `model.` prefix and resolve the tied embedding.
-
-    openpi's `save_model` keeps only `lm_head` of the tied pair; where both exist they are untied copies, and the
-    embedding counts.
+    Raises:
+        CheckpointError: when a tensor is there under both names.
     """
-    named = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    head = named.pop(_TIED_HEAD, None)
+    stored: dict[str, str] = {}
+    for name in names:
+        plain = name.removeprefix("model.")
+        if plain in stored:
+            raise CheckpointError(f"the checkpoint holds {plain} twice, once as model.{plain}")
+        stored[plain] = name
+    head = stored.pop(_TIED_HEAD, None)
     if head is not None:
-        named.setdefault(_EMBEDDING, head)
-    return named
+        stored.setdefault(_EMBEDDING, head)
+    return stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +194,13 @@ class Sizes:
         return VisionSize(self.vision_width, self.vision_depth, self.vision_mlp, heads, self.patch, self.image_size)
 
 
-def read_sizes(tensors: Mapping[str, Tensor]) -> Sizes:
+def read_sizes(stored_shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
     """Family and sizes from the tensors' names and shapes.
 
     Raises:
         CheckpointError: when a tensor that tells a size is missing.
     """
-    shapes = {name: tuple(tensor.shape) for name, tensor in canonical_names(tensors).items()}
+    shapes = {name: stored_shapes[stored] for name, stored in canonical_names(stored_shapes).items()}
 
     def shape(name: str) -> tuple[int, ...]:
         if name not in shapes:

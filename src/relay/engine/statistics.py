@@ -1,0 +1,145 @@
+"""Statistics of training data from the files that openpi and lerobot keep beside their weights. Knows no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relay.engine.normalization import PAIRS, Kind, Statistics
+
+NORM_STATS_FILE = "norm_stats.json"
+_FIELDS = ("mean", "std", "q01", "q99", "min", "max")
+_PADDING = 1e-6
+"""Largest absolute value that a statistic of a padding dimension has: histogram edges of openpi lie 1e-10 off zero."""
+
+
+class StatisticsError(ValueError):
+    """Statistics that are missing, damaged or of another robot; names the file, the dimension and the remedy."""
+
+
+def find_openpi_assets(folder: Path) -> dict[str, Path]:
+    """The statistics files below `folder/assets`, by asset id.
+
+    An asset id may be a repository's id and so a nested folder, such as `physical-intelligence/libero`.
+    """
+    assets = folder / "assets"
+    found = sorted(assets.rglob(NORM_STATS_FILE)) if assets.is_dir() else []
+    return {file.parent.relative_to(assets).as_posix(): file for file in found if file.parent != assets}
+
+
+def read_norm_stats(file: Path) -> tuple[Statistics, Statistics]:
+    """State and action statistics of an openpi `norm_stats.json` (openpi: src/openpi/shared/normalize.py)."""
+    try:
+        content: Any = json.loads(file.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise StatisticsError(f"{file} cannot be read as JSON: {error}") from None
+    stats = _mapping(content, "an object with the key 'norm_stats'", file).get("norm_stats")
+    stats = _mapping(stats, "'norm_stats' to be an object of 'state' and 'actions'", file)
+    for key in ("state", "actions"):
+        if key not in stats:
+            raise StatisticsError(f"{file} has no statistics of {key!r}; it has {', '.join(stats) or 'none at all'}")
+    state, actions = (
+        _statistics(_mapping(stats[key], f"{key!r} to be an object", file), key, file) for key in ("state", "actions")
+    )
+    return state, actions
+
+
+def read_lerobot_state(file: Path, key: str) -> Statistics:
+    """The statistics of one feature, such as `observation.state`, in a lerobot processor's state file.
+
+    Raises:
+        StatisticsError: the file is missing or damaged, or has none of this feature.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    if not file.is_file():
+        raise StatisticsError(f"no statistics at {file}")
+    try:
+        tensors: dict[str, NDArray[Any]] = load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise StatisticsError(f"{file} is not a whole safetensors file: {error}") from None
+    found = {name.removeprefix(f"{key}."): value for name, value in tensors.items() if name.rpartition(".")[0] == key}
+    if not found:
+        features = sorted({name.rpartition(".")[0] for name in tensors})
+        raise StatisticsError(f"{file} has no statistics of {key!r}; it has {', '.join(features) or 'none at all'}")
+    return _statistics(found, key, file)
+
+
+def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, file: Path) -> Statistics:
+    """The statistics at the robot's real width, checked in every dimension that counts.
+
+    Args:
+        kind: what they will be used for; only its two vectors are checked.
+        width: the real width, or None to take them as they are. Longer statistics are cut where the rest is zero: some
+            checkpoints were trained on padded vectors.
+        name: what they are statistics of, for messages.
+
+    Raises:
+        StatisticsError: a vector is missing, too short or another robot's; a value isn't finite; a value is constant.
+    """
+    try:
+        pair = statistics.pair(kind) if kind != "none" else ()
+    except KeyError as missing:
+        raise StatisticsError(
+            f"{file} has no {missing.args[0]} of {name}, which {kind} normalization needs; compute the statistics anew"
+        ) from None
+    if not pair:
+        return statistics
+    first, second = pair
+    given = len(first)
+    if width is None:
+        width = given
+    if given < width or any(np.abs(vector[width:]).max(initial=0) > _PADDING for vector in pair):
+        raise StatisticsError(
+            f"{file} has statistics of {given} {name} dimensions, but this robot's {name} has {width}; "
+            "they are another robot's"
+        )
+    for vector, field in zip(pair, PAIRS[kind], strict=True):
+        wrong = np.flatnonzero(~np.isfinite(vector[:width]))
+        if len(wrong):
+            raise StatisticsError(
+                f"{file}: {field} of {name}[{wrong[0]}] is {vector[wrong[0]]}, expected a finite number"
+            )
+    spread = second if kind == "z_score" else second - first
+    flat = np.flatnonzero(spread[:width] <= 0)
+    if len(flat):
+        what = "std" if kind == "z_score" else " - ".join(reversed(PAIRS[kind]))
+        where = ", ".join(f"{name}[{i}]" for i in flat)
+        raise StatisticsError(
+            f"{file}: {what} of {where} is {spread[flat[0]]:g}, so it cannot be scaled; compute the statistics from "
+            "data in which it changes, or name the robot with --robot if these dimensions are padding"
+        )
+    return statistics.cut(width)
+
+
+def _statistics(values: Mapping[str, Any], name: str, file: Path) -> Statistics:
+    """Vectors of equal length from lists or arrays; fields that are unknown here, such as counts, don't matter."""
+    vectors: dict[str, NDArray[np.float64]] = {}
+    for field in _FIELDS:
+        value = values.get(field)
+        if value is None:
+            continue
+        try:
+            vector = np.asarray(value, np.float64)
+        except (TypeError, ValueError):
+            raise StatisticsError(f"{file}: {field} of {name} is not a list of numbers") from None
+        if vector.ndim != 1 or len(vector) == 0:
+            raise StatisticsError(f"{file}: {field} of {name} has shape {vector.shape}, expected one dimension")
+        vectors[field] = vector
+    lengths = {field: len(vector) for field, vector in vectors.items()}
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{field} {length}" for field, length in lengths.items())
+        raise StatisticsError(f"{file}: the statistics of {name} differ in length: {shown}")
+    return Statistics(**vectors)
+
+
+def _mapping(value: Any, expected: str, file: Path) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise StatisticsError(f"{file}: expected {expected}")
+    return cast("dict[str, Any]", value)
