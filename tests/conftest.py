@@ -35,6 +35,7 @@ class _Module(pytest.Module):
 
 
 _SERVER_PACKAGES = ("torch", "safetensors", "tokenizers", "sentencepiece")
+_TORCH_SERVERS = {"demo_url", "tiny_url"}
 _MODULES = pytest.StashKey[list[Path]]()
 _NOTES = pytest.StashKey[list[str]]()
 
@@ -81,8 +82,8 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], lacks: Callable[
 
 
 def _needs_torch(item: pytest.Item) -> bool:
-    """Marked so, or served by the shipped policy."""
-    return _marked(item, "torch") or "demo_url" in getattr(item, "fixturenames", ())
+    """Marked so, or served by a policy that runs on it."""
+    return _marked(item, "torch") or not _TORCH_SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def _marked(item: pytest.Item, name: str) -> bool:
