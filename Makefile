@@ -4,6 +4,7 @@
 # make test-all  on every Python found from 3.10 to 3.14: what needs no torch, with newest, older and oldest packages
 # make check   formatting, lint, types, import rules: what pre-commit and CI run
 # make vocab   fetch the tokenizer files that some tests compare against
+# make fuzz    200,000 damaged and hostile messages through the decoder (ARGS="--messages N --seed S --jobs J")
 # make lock    write down the versions in use, for the interpreter in use, into requirements/
 # make stock   an environment with the stock openpi client and server, for compatibility tests and benchmarks
 # make references   an environment with Orbax and JAX, which write checkpoints for tests of their reader
@@ -21,7 +22,7 @@ LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
 
-.PHONY: demo test test-slow test-all check format vocab stock references lock bench clean
+.PHONY: demo test test-slow test-all check fuzz format vocab stock references lock bench clean
 
 demo: $(VENV)/installed-demo
 	@echo "==> a server, a client and the built-in robot: ten episodes"
@@ -44,6 +45,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+fuzz: $(VENV)/installed-dev
+	$(BIN)/python tests/protocol/fuzz_messages.py $(ARGS)
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

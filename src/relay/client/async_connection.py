@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -22,6 +22,7 @@ from websockets.uri import parse_uri
 from relay.client.cold_start import Waiting
 from relay.client.connection import (
     MAX_REDIRECTS,
+    MAX_UNASKED,
     WATCH_PERIOD_S,
     Greeting,
     limit_standstill,
@@ -30,11 +31,15 @@ from relay.client.connection import (
     response_headers,
     shown,
     too_many_redirects,
+    unasked,
     upgrade_options,
 )
 from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
+from relay.protocol.wording import clipped
 
 logger = logging.getLogger("relay.client")
+
+MAX_UNREAD_PONG_BYTES: Final = 1024 * 1024
 
 T = TypeVar("T")
 
@@ -71,11 +76,14 @@ class AsyncWebSocketConnection:
         self._slots = asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS)  # beyond these, our server stops reading
         self._sending: set[asyncio.Task[None]] = set()
         self._late = 0
+        self._unasked = 0
         self._lost = False
         self._heard = monotonic()
         self._why_cut: Exception | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._sending_bytes = 0
         self._watching = asyncio.create_task(self._watch())
+        self._guarding = asyncio.create_task(self._bound_pongs())
 
     async def read_greeting(self, timeout: float | None) -> None:
         """Wait for the first frame, which a server may hold back until its model is loaded.
@@ -118,7 +126,10 @@ class AsyncWebSocketConnection:
         self._watching.cancel()
         if self._sending:
             self._cut(None)  # the closing handshake would wait behind the messages
-        await self._websocket.close()
+        try:
+            await self._websocket.close()
+        finally:
+            self._guarding.cancel()
         if self._reading is not None:
             await asyncio.wait((self._reading,))
 
@@ -139,15 +150,24 @@ class AsyncWebSocketConnection:
         return answer
 
     async def _send(self, message: bytes) -> None:
-        with suppress(ConnectionClosed):  # `_read_replies` tells whoever waits
-            await self._websocket.send(message)
+        self._sending_bytes += len(message)
+        try:
+            with suppress(ConnectionClosed):  # `_read_replies` tells whoever waits
+                await self._websocket.send(message)
+        finally:
+            self._sending_bytes -= len(message)
 
     async def _read_replies(self) -> None:
         try:
             while True:
                 message = await self._receive()
+                if self._unasked > MAX_UNASKED:  # cut off; this was on its way already
+                    continue
                 if not self._replies:
                     logger.warning("dropped a message that answers no request")
+                    self._unasked += 1
+                    if self._unasked > MAX_UNASKED:
+                        self._cut(unasked(self._url))
                     continue
                 self._slots.release()
                 reply = self._replies.popleft()
@@ -155,7 +175,7 @@ class AsyncWebSocketConnection:
                     reply.set_result(message)
                     continue
                 self._late += 1
-                said = f": {message}" if isinstance(message, str) else ""
+                said = f": {clipped(message)}" if isinstance(message, str) else ""
                 logger.warning("dropped a reply that came after its request had been given up%s", said)
         except ConnectionClosed:
             pass
@@ -194,6 +214,13 @@ class AsyncWebSocketConnection:
                 silent = monotonic() - max(asked, self._heard) > PING_TIMEOUT_S
                 if silent and not may_be_busy and not pong.done():
                     return self._cut(TimeoutError(f"the server has answered no ping for {PING_TIMEOUT_S:g} s"))
+
+    async def _bound_pongs(self) -> None:
+        """Cut off a server that pings without end and reads no pongs: `websockets` would keep them all in memory."""
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            if self._websocket.transport.get_write_buffer_size() > self._sending_bytes + MAX_UNREAD_PONG_BYTES:
+                return self._cut(ConnectionError(f"{shown(self._url)} sends pings and does not read the answers"))
 
     def _cut(self, why: Exception | None) -> None:
         """End the TCP connection at once; whoever waits gets `ConnectionClosed`, caused by `why`."""

@@ -21,7 +21,14 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from relay.protocol.limits import CLOSE_TIMEOUT_S, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
+from relay.protocol.limits import (
+    CLOSE_TIMEOUT_S,
+    MAX_MESSAGE_BYTES,
+    PING_INTERVAL_S,
+    PING_TIMEOUT_S,
+    SUBPROTOCOL,
+)
+from relay.protocol.wording import clipped
 
 logger = logging.getLogger("relay.client")
 
@@ -32,6 +39,9 @@ WATCH_PERIOD_S: Final = 1.0
 """How often a connection looks for an overdue pong or an upload that has stopped."""
 
 MAX_REDIRECTS: Final = 5
+
+MAX_UNASKED: Final = 16
+"""Messages that answer no request, in the life of a connection; no server has a reason to send any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,7 @@ class WebSocketConnection:
         self._greeting: Greeting | None = None
         self._owed = 1  # replies that the server still owes us; the first frame is the first
         self._late = 0
+        self._unasked = 0
         self._sending = False
         self._send_deadline: float | None = None
         self._heard = monotonic()
@@ -132,7 +143,7 @@ class WebSocketConnection:
             if self._owed == 0:
                 return reply
             self._late += 1
-            said = f": {reply}" if isinstance(reply, str) else ""
+            said = f": {clipped(reply)}" if isinstance(reply, str) else ""
             logger.warning("dropped a reply that came after its request had timed out%s", said)
 
     def _drop_unasked(self) -> None:
@@ -143,12 +154,22 @@ class WebSocketConnection:
             except TimeoutError:
                 return
             logger.warning("dropped a message that %s sent without being asked", shown(self._url))
+            self._unasked += 1
+            if self._unasked > MAX_UNASKED:
+                return self._cut(unasked(self._url))
 
     def close(self) -> None:
         self._closed.set()
         if self._sending:
             self._cut(None)  # the closing handshake would wait behind the message
-        self._open.close()
+        # A server that sends pings and reads no pongs blocks the library's thread, which holds what closing waits for.
+        patience = threading.Timer(2 * CLOSE_TIMEOUT_S, self._cut, (None,))
+        patience.daemon = True
+        patience.start()
+        try:
+            self._open.close()
+        finally:
+            patience.cancel()
 
     def _send(self, message: bytes, deadline: float | None) -> None:
         self._owed += 1
@@ -237,6 +258,11 @@ def redirected(url: str, headers: Mapping[str, str], error: Exception) -> tuple[
     return target, headers if _origin(target) == _origin(url) else {}
 
 
+def unasked(url: str) -> ConnectionError:
+    """Why a connection is cut whose server goes on sending what nobody waits for."""
+    return ConnectionError(f"{shown(url)} has sent more than {MAX_UNASKED} messages without being asked")
+
+
 def too_many_redirects(url: str) -> SecurityError:
     return SecurityError(f"more than {MAX_REDIRECTS} redirects, the last to {shown(url)}")
 
@@ -249,7 +275,7 @@ def upgrade_options(headers: Mapping[str, str]) -> dict[str, Any]:
         "additional_headers": dict(headers),
         "ping_interval": None,
         "close_timeout": CLOSE_TIMEOUT_S,
-        "max_size": None,
+        "max_size": MAX_MESSAGE_BYTES,
     }
 
 
