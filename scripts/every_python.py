@@ -24,7 +24,7 @@ import check_wheels
 
 ROOT = check_wheels.ROOT
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-TESTED_WITH = ("pytest>=8.2", "pytest-asyncio>=0.24", "hypothesis>=6.100")
+TESTED_WITH = ("pytest>=8.2", "pytest-asyncio>=0.24", "hypothesis>=6.100", "trustme>=1.1")
 
 NUMPY_1 = ("numpy==1.26.*", "simplejpeg")
 OLDEST = tuple(re.sub(r"^([\w-]+)>=([\d.]+).*", r"\1==\2", wanted) for wanted in check_wheels.dependencies())
