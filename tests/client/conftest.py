@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from tiny_servers import LoopbackServers
+from tiny_servers import STATE, Ask, LoopbackServers
+
+from relay import AsyncPolicy, Policy, PolicyClient
 
 
 @pytest.fixture
@@ -14,3 +17,29 @@ def servers() -> Iterator[LoopbackServers]:
     running = LoopbackServers()
     yield running
     running.stop()
+
+
+async def ask_policy(url: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    with Policy(url, **options) as policy:
+        return policy.infer({"state": STATE})["actions"]
+
+
+async def ask_async_policy(url: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    async with AsyncPolicy(url, **options) as policy:
+        return (await policy.infer({"state": STATE}))["actions"]
+
+
+async def ask_policy_client(url: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    monkeypatch.setenv("WALLE_URL", url)
+    with PolicyClient("pi05", **options) as client:
+        return client.infer({"state": STATE})
+
+
+@pytest.fixture(params=[ask_policy, ask_async_policy, ask_policy_client], ids=["Policy", "AsyncPolicy", "PolicyClient"])
+def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Connect with one of the three clients, send `STATE` and return the actions."""
+
+    async def with_client(url: str, **options: Any) -> Any:
+        return await request.param(url, monkeypatch, **options)
+
+    return with_client

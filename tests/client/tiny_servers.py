@@ -35,9 +35,11 @@ VLLM_METADATA = {
     "action_horizon": 4,
     "action_dim": 2,
 }
+STATE = np.full(3, 5, np.float32)
 ACTIONS = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 Behaviour = Callable[[ServerConnection], Awaitable[None]]
+Ask = Callable[..., Awaitable[Any]]
 
 
 class FakeConnection:
@@ -100,7 +102,7 @@ def _serving(behaviour: Behaviour, port: int, options: dict[str, Any]) -> Iterat
     thread.start()
     loop, stop, bound = started.get(timeout=10)
     try:
-        yield f"ws://127.0.0.1:{bound}"
+        yield f"{'wss' if 'ssl' in options else 'ws'}://127.0.0.1:{bound}"
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()

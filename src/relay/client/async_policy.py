@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from relay.client.access import check_headers, read_access
 from relay.client.exchange import RESET, Exchange, LastCall, as_openpi_map, check_codec, check_reset, check_timeout
 from relay.protocol.images import Codec
 
@@ -30,6 +32,10 @@ class AsyncPolicy:
         codec: how frames are sent. A stock OpenPI server always gets plain arrays; `codec` is then None.
         headers: extra headers for the connection, such as a proxy's credentials. Never sent on to another origin.
         connect_timeout: seconds to wait for the server; None waits as long as it takes.
+        ca_file: a PEM file with the certificates to trust instead of the system's, for a server with a private
+            authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
+        proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
+            the environment names.
     """
 
     def __init__(
@@ -39,13 +45,17 @@ class AsyncPolicy:
         headers: Mapping[str, str] | None = None,
         *,
         connect_timeout: float | None = None,
+        ca_file: str | Path | None = None,
+        proxy: str | None = None,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
+        check_headers(headers or {})
         self._url = url
         self._codec = codec
         self._headers = headers or {}
         self._connect_timeout = connect_timeout
+        self._access = read_access(url, ca_file, proxy)
         self._open: tuple[AsyncWebSocketConnection, Exchange] | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncPolicy]:
@@ -57,6 +67,8 @@ class AsyncPolicy:
         Raises:
             websockets.exceptions.InvalidURI: the address is no WebSocket URL.
             websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
+            ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
+            OSError: the proxy cannot be used.
             RuntimeError: the server serves no policy.
             TimeoutError: no server within `connect_timeout` seconds.
         """
@@ -64,7 +76,7 @@ class AsyncPolicy:
             # Here, because loading asyncio takes time that most programs need not spend.
             from relay.client.async_connection import connect_when_ready
 
-            connection = await connect_when_ready(self._url, self._headers, self._connect_timeout)
+            connection = await connect_when_ready(self._url, self._headers, self._connect_timeout, self._access)
             try:
                 self._open = connection, Exchange(connection.greeting, self._codec)
             except BaseException:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 import urllib.parse
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
+from relay.client.access import DIRECT, Access, Proxy, explained, shown
 from relay.protocol.limits import CLOSE_TIMEOUT_S, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
 
 logger = logging.getLogger("relay.client")
@@ -207,7 +209,9 @@ class WebSocketConnection:
             socket.socket.shutdown(self._websocket.socket, socket.SHUT_RDWR)
 
 
-def open_websocket(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+def open_websocket(
+    url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
+) -> WebSocketConnection:
     """Connect once, following redirects; a redirect to another origin takes none of the caller's headers along.
 
     Args:
@@ -217,12 +221,13 @@ def open_websocket(url: str, headers: Mapping[str, str], timeout: float | None) 
     Raises:
         websockets.exceptions.InvalidURI: not a ws:// or wss:// URL.
         websockets.exceptions.InvalidStatus: the server answered the upgrade with another HTTP status.
-        OSError: no connection; `TimeoutError` after `timeout` seconds.
+        ssl.SSLCertVerificationError: the server's certificate is not to be trusted.
+        OSError: no connection; `TimeoutError` after `timeout` seconds, `ProxyError` if it is the proxy that fails.
     """
     deadline = None if timeout is None else monotonic() + timeout
     for _ in range(MAX_REDIRECTS + 1):
         try:
-            return WebSocketConnection(_upgrade(url, headers, deadline), url)
+            return WebSocketConnection(_upgrade(url, headers, deadline, access), url)
         except Exception as error:
             url, headers = redirected(url, headers, error)
     raise too_many_redirects(url)
@@ -241,9 +246,11 @@ def too_many_redirects(url: str) -> SecurityError:
     return SecurityError(f"more than {MAX_REDIRECTS} redirects, the last to {shown(url)}")
 
 
-def upgrade_options(headers: Mapping[str, str]) -> dict[str, Any]:
+def upgrade_options(url: str, headers: Mapping[str, str], access: Access) -> dict[str, Any]:
     """What both of `websockets`' clients are told, besides URL, socket and time."""
+    trust = {"ssl": access.tls} if access.tls is not None and parse_uri(url).secure else {}
     return {
+        **trust,
         "subprotocols": [Subprotocol(SUBPROTOCOL)],
         "compression": None,
         "additional_headers": dict(headers),
@@ -268,24 +275,42 @@ def limit_standstill(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * PING_TIMEOUT_S))
 
 
-def shown(url: str) -> str:
-    """The URL without what may be secret: user info, query and fragment."""
-    parts = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None) -> ClientConnection:
+def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None, access: Access) -> ClientConnection:
     """TCP, TLS and the opening handshake on a socket of our own.
 
     With a socket given, every release from 13 to 17 leaves environment proxies alone and follows no redirect.
     """
     address = parse_uri(url)
-    sock = socket.create_connection((address.host, address.port), timeout=remaining(deadline) or HANDSHAKE_TIMEOUT_S)
+    sock = _connected_socket(address.host, address.port, deadline, access.proxy)
     try:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        options = upgrade_options(headers)
+        options = upgrade_options(url, headers, access)
         return cast("ClientConnection", connect(url, sock=sock, open_timeout=remaining(deadline), **options))
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ssl.SSLError):
+            raise explained(url, error) from error
+        raise
+
+
+def _connected_socket(host: str, port: int, deadline: float | None, proxy: Proxy | None) -> socket.socket:
+    """A socket that leads to the server, directly or through the proxy."""
+    if proxy is None:
+        return socket.create_connection((host, port), timeout=remaining(deadline) or HANDSHAKE_TIMEOUT_S)
+    until = monotonic() + HANDSHAKE_TIMEOUT_S
+    until = until if deadline is None else min(until, deadline)
+    with proxy.named_in_errors():
+        sock = socket.create_connection((proxy.host, proxy.port), timeout=remaining(until))
+    try:
+        with proxy.named_in_errors():
+            sock.sendall(proxy.request(host, port))
+            answer = b""
+            while proxy.awaits_more(answer):
+                sock.settimeout(remaining(until))
+                answer += sock.recv(1) or proxy.hung_up()
+        proxy.check(answer)
+        return sock
     except BaseException:
         sock.close()
         raise
