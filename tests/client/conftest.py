@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,6 +19,14 @@ def servers() -> Iterator[LoopbackServers]:
     running = LoopbackServers()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port of this machine where nobody listens."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 async def ask_policy(url: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:

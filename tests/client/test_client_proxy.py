@@ -93,14 +93,6 @@ def proxy_answering(*answers: bytes) -> Iterator[TinyProxy]:
         yield proxy
 
 
-@pytest.fixture
-def unused_port() -> Iterator[int]:
-    """A port of this machine where nobody listens."""
-    with closing(socket.socket()) as held:
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
-
-
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "FIRST_DELAY_S", 0.02)

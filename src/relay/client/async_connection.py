@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import Any, NoReturn, TypeVar
@@ -103,15 +103,17 @@ class AsyncWebSocketConnection:
         """Replies that came when nobody waited for them any more, and were dropped."""
         return self._late
 
-    async def request(self, message: bytes, timeout: float | None) -> bytes | str:
+    async def request(self, message: bytes, timeout: float | None, on_sent: Callable[[], None]) -> bytes | str:
         """Send one message and return the reply to it; may be cancelled like anything else.
+
+        `on_sent` is called when the message is on its way, whatever then becomes of the call.
 
         Raises:
             TimeoutError: no reply within `timeout` seconds; the connection stays usable.
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         try:
-            return await _within(timeout, self._request(message))
+            return await _within(timeout, self._request(message, on_sent))
         except TimeoutError:
             raise TimeoutError(
                 f"no reply from {shown(self._url)} within {timeout:g} s; it is dropped if it still comes"
@@ -126,7 +128,7 @@ class AsyncWebSocketConnection:
         if self._reading is not None:
             await asyncio.wait((self._reading,))
 
-    async def _request(self, message: bytes) -> bytes | str:
+    async def _request(self, message: bytes, on_sent: Callable[[], None]) -> bytes | str:
         await self._slots.acquire()  # given back when the reply comes, whether or not somebody still waits for it
         if self._lost:
             self._slots.release()
@@ -137,6 +139,7 @@ class AsyncWebSocketConnection:
         sending = asyncio.create_task(self._send(message))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
+        on_sent()
         answer = await reply
         if answer is None:
             await self._raise_closed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -57,31 +58,30 @@ class AsyncPolicy:
         self._connect_timeout = connect_timeout
         self._access = read_access(url, ca_file, proxy)
         self._open: tuple[AsyncWebSocketConnection, Exchange] | None = None
+        self._opening = False
 
     def __await__(self) -> Generator[Any, None, AsyncPolicy]:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> AsyncPolicy:
-        """Connect, unless that has been done.
+        """Connect, unless that has been done; a policy that was closed stays so.
 
         Raises:
             websockets.exceptions.InvalidURI: the address is no WebSocket URL.
             websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
             ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
             OSError: the proxy cannot be used.
-            RuntimeError: the server serves no policy.
+            RuntimeError: the server serves no policy, or another task is opening this one.
             TimeoutError: no server within `connect_timeout` seconds.
         """
+        if self._opening:
+            raise RuntimeError("another task is opening this policy: open it once, then share it")
         if self._open is None:
-            # Here, because loading asyncio takes time that most programs need not spend.
-            from relay.client.async_connection import connect_when_ready
-
-            connection = await connect_when_ready(self._url, self._headers, self._connect_timeout, self._access)
+            self._opening = True
             try:
-                self._open = connection, Exchange(connection.greeting, self._codec)
-            except BaseException:
-                await connection.close()
-                raise
+                self._open = await self._connect()
+            finally:
+                self._opening = False
         return self
 
     async def __aexit__(
@@ -104,10 +104,12 @@ class AsyncPolicy:
         check_timeout("timeout", timeout)
         connection, exchange = self._opened()
         request = exchange.encode(observation)
+        sent = threading.Event()
         try:
-            reply = await connection.request(request.message, timeout)
+            reply = await connection.request(request.message, timeout, sent.set)
         except BaseException:
-            exchange.give_up(request)  # timed out or cancelled: the server goes on
+            if sent.is_set():
+                exchange.give_up(request)  # timed out or cancelled: the server goes on
             raise
         return as_openpi_map(exchange.decode(request, reply, connection.late_replies), exchange.peer)
 
@@ -123,10 +125,12 @@ class AsyncPolicy:
         connection, exchange = self._opened()
         if not exchange.peer.resets:
             return
+        sent = threading.Event()
         try:
-            reply = await connection.request(RESET, timeout)
+            reply = await connection.request(RESET, timeout, sent.set)
         finally:
-            exchange.forget_sessions()  # only now: requests before this one may just have been answered
+            if sent.is_set():
+                exchange.forget_sessions()  # only now: requests before this one may just have been answered
         check_reset(reply)
 
     def get_server_metadata(self) -> dict[str, Any]:
@@ -147,6 +151,17 @@ class AsyncPolicy:
         """Close the connection; any later `infer` raises `websockets.exceptions.ConnectionClosed`."""
         if self._open is not None:
             await self._open[0].close()
+
+    async def _connect(self) -> tuple[AsyncWebSocketConnection, Exchange]:
+        # Here, because loading asyncio takes time that most programs need not spend.
+        from relay.client.async_connection import connect_when_ready
+
+        connection = await connect_when_ready(self._url, self._headers, self._connect_timeout, self._access)
+        try:
+            return connection, Exchange(connection.greeting, self._codec)
+        except BaseException:
+            await connection.close()
+            raise
 
     def _opened(self) -> tuple[AsyncWebSocketConnection, Exchange]:
         if self._open is None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, SecurityError
 from websockets.http11 import Response
@@ -68,7 +68,8 @@ class Connection(Protocol):
         """Send one message and return the reply to it, never the reply to an earlier one.
 
         Raises:
-            TimeoutError: no reply within `timeout` seconds; the connection stays usable.
+            TimeoutError: no reply within `timeout` seconds. The connection stays usable, unless not even the message
+                could be sent: part of it is then on the wire, where nothing can follow.
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         ...
@@ -95,6 +96,7 @@ class WebSocketConnection:
         self._send_deadline: float | None = None
         self._heard = monotonic()
         self._why_cut: Exception | None = None
+        self._in_doubt = False
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="relay-watch", daemon=True).start()
 
@@ -120,9 +122,30 @@ class WebSocketConnection:
         return self._late
 
     def request(self, message: bytes, timeout: float | None) -> bytes | str:
+        if self._in_doubt:
+            self._cut(ConnectionAbortedError("an earlier call was interrupted, and its reply may be lost or half read"))
+            self._raise_closed()
+        self._in_doubt = True  # and so it stays if Ctrl-C, which may strike anywhere, ends this call
+        try:
+            reply = self._request(message, timeout)
+        except (TimeoutError, ConnectionClosed):
+            self._in_doubt = False
+            raise
+        self._in_doubt = False
+        return reply
+
+    def _request(self, message: bytes, timeout: float | None) -> bytes | str:
         deadline = None if timeout is None else monotonic() + timeout
         self._drop_unasked()
-        self._send(message, deadline)
+        try:
+            self._send(message, deadline)
+        except ConnectionClosed as error:
+            if deadline is None or monotonic() < deadline:
+                raise
+            raise TimeoutError(
+                f"the request could not be sent to {shown(self._url)} within {timeout:g} s; "
+                "the connection is closed, since part of it is on the way"
+            ) from error
         while True:
             try:
                 reply = self._receive(None if deadline is None else deadline - monotonic())
@@ -152,11 +175,15 @@ class WebSocketConnection:
             self._cut(None)  # the closing handshake would wait behind the message
         self._open.close()
 
+    def _raise_closed(self) -> NoReturn:
+        self._send(b"", None)
+        raise AssertionError("nothing can be sent over a connection that was cut")
+
     def _send(self, message: bytes, deadline: float | None) -> None:
         self._owed += 1
         self._send_deadline = deadline
-        self._sending = True
         try:
+            self._sending = True
             self._websocket.send(message)
         except ConnectionClosed as error:
             raise error from (self._why_cut or error.__cause__)
@@ -188,7 +215,7 @@ class WebSocketConnection:
             now = monotonic()
             if self._sending:  # a ping would only wait behind the message
                 if self._send_deadline is not None and now > self._send_deadline:
-                    return self._cut(TimeoutError("the request could not be sent within its timeout"))
+                    return self._cut(TimeoutError("a request could not be sent within its timeout"))
             elif pong is not None and not pong.is_set():
                 may_be_busy = not self._relay and self._owed > 0
                 if not may_be_busy and now - max(asked, self._heard) > PING_TIMEOUT_S:
