@@ -545,12 +545,14 @@ async def test_a_reset_that_was_never_sent_leaves_the_sessions_known(
 ) -> None:
     url, answer = on_request
     async with AsyncPolicy(url) as policy:
+        answer(1)
+        assert await is_fresh(policy, "left") is True
         under_way = [asyncio.create_task(policy.infer(state(1))) for _ in range(4)]
         with pytest.raises(TimeoutError):
             await policy.reset(timeout=0.1)
         answer(5)
         await asyncio.gather(*under_way)
-        assert await is_fresh(policy) is False
+        assert await is_fresh(policy, "left") is False
 
 
 async def test_a_refused_reset_is_an_error(servers: LoopbackServers) -> None:

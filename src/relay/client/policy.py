@@ -31,6 +31,7 @@ class Policy:
             the environment names.
 
     Raises:
+        ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
         websockets.exceptions.InvalidURI: `url` is no WebSocket URL.
         websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
         ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
@@ -70,7 +71,8 @@ class Policy:
             RuntimeError: the server failed the request; the text is the server's. An OpenPI server then closes the
                 connection.
             ValueError: the observation holds an option that this server would ignore, or is too big to send.
-            TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable.
+            TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable, unless not
+                even the observation could be sent: later calls then raise `ConnectionClosed`.
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         answer = self._conversation.infer(observation, timeout)

@@ -37,6 +37,7 @@ class PolicyClient:
 
     Raises:
         KeyError: `WALLE_URL` is not set.
+        ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
         websockets.exceptions.InvalidURI: `WALLE_URL` is no WebSocket URL.
         websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
         ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
@@ -81,7 +82,8 @@ class PolicyClient:
         Raises:
             RuntimeError: the server answered with text, or with what is neither actions nor an error.
             ValueError: the observation holds an option that this server would ignore, or is too big to send.
-            TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable.
+            TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable, unless not
+                even the observation could be sent: later calls then raise `ConnectionClosed`.
             websockets.exceptions.ConnectionClosed: the connection is closed, by `close` or for having been idle.
         """
         answer = self._conversation.infer(observation, timeout)
