@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -11,6 +12,11 @@ import pytest
 from tiny_servers import STATE, Ask, LoopbackServers
 
 from relay import AsyncPolicy, Policy, PolicyClient
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if sys.version_info < (3, 11):  # asyncio's TLS transports complain there even after an orderly end
+        config.addinivalue_line("filterwarnings", "ignore:unclosed transport <asyncio.sslproto:ResourceWarning")
 
 
 @pytest.fixture

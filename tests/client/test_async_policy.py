@@ -522,6 +522,7 @@ async def test_a_call_that_was_never_sent_leaves_its_session_fresh(
     url, answer = on_request
     async with AsyncPolicy(url) as policy:
         under_way = [asyncio.create_task(policy.infer(state(1))) for _ in range(4)]
+        await asyncio.sleep(0)  # they send
         with pytest.raises(TimeoutError):  # four are under way: it waits for its turn
             await policy.infer(state(1, session_id="left"), timeout=0.1)
         answer(5)
@@ -548,6 +549,7 @@ async def test_a_reset_that_was_never_sent_leaves_the_sessions_known(
         answer(1)
         assert await is_fresh(policy, "left") is True
         under_way = [asyncio.create_task(policy.infer(state(1))) for _ in range(4)]
+        await asyncio.sleep(0)  # they send
         with pytest.raises(TimeoutError):
             await policy.reset(timeout=0.1)
         answer(5)

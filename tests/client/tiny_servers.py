@@ -97,6 +97,8 @@ def _serving(behaviour: Behaviour, port: int, options: dict[str, Any]) -> Iterat
             bound = next(iter(server.sockets)).getsockname()[1]
             started.put((asyncio.get_running_loop(), stop, bound))
             await stop.wait()
+        if "ssl" in options:
+            await asyncio.sleep(0.1)  # until TLS connections that were refused have said goodbye, or asyncio complains
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()

@@ -259,6 +259,8 @@ async def _upgrade(url: str, headers: Mapping[str, str], deadline: float, access
             error = ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol")
         if isinstance(error, ssl.SSLError):
             raise explained(url, error) from error
+        if isinstance(error, asyncio.TimeoutError):  # a class of its own until Python 3.11
+            raise TimeoutError("timed out") from error
         raise
 
 
