@@ -20,6 +20,10 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request, Response
 
+from relay.client.access import Access
+from relay.client.connection import open_websocket
+from relay.client.tls_socket import TurnTakingSocket
+
 KEY = {"Authorization": "Bearer robot-7"}
 
 
@@ -172,3 +176,59 @@ async def test_a_ca_file_for_an_unencrypted_connection_is_refused(ask: Ask, ca_f
         port = listener.getsockname()[1]
         with pytest.raises(ValueError, match=rf"ca_file is given, but ws://127\.0\.0\.1:{port}.* is not encrypted"):
             await ask(f"ws://127.0.0.1:{port}", ca_file=ca_file)
+
+
+# ---- two threads, one connection
+
+
+def test_reads_and_writes_of_a_tls_socket_take_turns(authority: trustme.CA, ca_file: Path) -> None:
+    """A read that waits for the network must not keep a write from being sent, nor run beside it."""
+    context = ssl.create_default_context(cafile=str(ca_file))
+    context.sslsocket_class = TurnTakingSocket
+    ours, theirs = socket.socketpair()
+
+    def echo() -> None:
+        with tls(authority.issue_cert("127.0.0.1")).wrap_socket(theirs, server_side=True) as peer:
+            peer.sendall(peer.recv(100))
+
+    peer = threading.Thread(target=echo)
+    peer.start()
+    with context.wrap_socket(ours, server_hostname="127.0.0.1") as encrypted:
+        encrypted.settimeout(None)
+        received: list[bytes] = []
+        reader = threading.Thread(target=lambda: received.append(encrypted.recv(100)))
+        reader.start()
+        encrypted.sendall(b"observation")
+        reader.join(10)
+        assert received == [b"observation"]
+        peer.join(10)
+        assert encrypted.recv(100) == b""
+
+
+def test_a_tls_socket_keeps_its_timeout(authority: trustme.CA, ca_file: Path) -> None:
+    context = ssl.create_default_context(cafile=str(ca_file))
+    context.sslsocket_class = TurnTakingSocket
+    ours, theirs = socket.socketpair()
+
+    def shake_hands() -> None:
+        with tls(authority.issue_cert("127.0.0.1")).wrap_socket(theirs, server_side=True):
+            done.wait(10)
+
+    done = threading.Event()
+    peer = threading.Thread(target=shake_hands)
+    peer.start()
+    with context.wrap_socket(ours, server_hostname="127.0.0.1") as encrypted:
+        encrypted.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            encrypted.recv(100)
+        done.set()
+        peer.join(10)
+
+
+@pytest.mark.slow
+def test_no_connection_of_a_thousand_hangs(url: str, ca_file: Path) -> None:
+    context = ssl.create_default_context(cafile=str(ca_file))
+    for _ in range(1000):  # one in about a thousand did, when reads and writes could meet
+        websocket = open_websocket(url, KEY, 10, Access(context))
+        websocket.read_greeting(10)
+        websocket.close()

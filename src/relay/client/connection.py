@@ -23,6 +23,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from relay.client.access import DIRECT, Access, Proxy, explained, shown
+from relay.client.tls_socket import TurnTakingSocket
 from relay.protocol.limits import CLOSE_TIMEOUT_S, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
 
 logger = logging.getLogger("relay.client")
@@ -313,6 +314,9 @@ def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None, acces
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         options = upgrade_options(url, headers, access)
+        if address.secure:
+            options["ssl"] = options.get("ssl") or ssl.create_default_context()
+            options["ssl"].sslsocket_class = TurnTakingSocket
         return cast("ClientConnection", connect(url, sock=sock, open_timeout=remaining(deadline), **options))
     except BaseException as error:
         sock.close()
