@@ -217,7 +217,7 @@ async def babbling(websocket: ServerConnection) -> None:
 
 @pytest.mark.skipif(
     version.startswith("13."),
-    reason="websockets 13 hands over one message at a time, so that the next is never counted",
+    reason="websockets 13 hands over one message at a time; the next is never counted",
 )
 def test_a_server_that_babbles_is_cut_off(servers: LoopbackServers, caplog: pytest.LogCaptureFixture):
     with relay.Policy(servers.start(babbling)) as policy:
