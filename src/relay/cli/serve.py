@@ -33,10 +33,6 @@ class Serve:
     listener: OmitArgPrefixes[ListenerOptions] = field(default_factory=ListenerOptions)
 
     def run(self) -> int:
-        missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
-        if missing:
-            needed = " and ".join(missing)
-            return _fail(f"serving needs {needed}; install with: pip install 'relay-robotics[server]'")
         from relay.server.app import serve
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -47,6 +43,10 @@ class Serve:
             offers = {name: _offer(model, options, settings) for name, (model, options) in policies.items()}
         except (ValueError, OSError) as error:
             return _fail(str(error))
+        missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+        if missing:
+            needed = " and ".join(missing)
+            return _fail(f"serving needs {needed}; install with: pip install 'relay-robotics[server]'")
         if not offers:
             logging.getLogger(__name__).warning(
                 "%s names no policy: clients are told that none is available", self.model
