@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from tyro.conf import OmitArgPrefixes
 
+from relay.cli.extras import missing_for_models
 from relay.cli.options import ListenerOptions, PolicyOptions
 from relay.cli.serve_file import InvalidFile, read_serve_file
 
@@ -33,10 +33,9 @@ class Serve:
     listener: OmitArgPrefixes[ListenerOptions] = field(default_factory=ListenerOptions)
 
     def run(self) -> int:
-        missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+        missing = missing_for_models("serving")
         if missing:
-            needed = " and ".join(missing)
-            return _fail(f"serving needs {needed}; install with: pip install 'relay-robotics[server]'")
+            return _fail(missing)
         from relay.server.app import serve
 
         try:

@@ -54,6 +54,10 @@ class OrbaxSource:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return MappingProxyType(self._shapes)
 
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        return {name: getattr(torch, array.dtype.name) for name, array in self._arrays.items()}
+
     def read(self, name: str) -> Tensor:
         """One whole array, in its stored dtype and in memory of its own."""
         return self._read(name, self._arrays[name])
