@@ -176,7 +176,8 @@ def _dimensions(engine: Engine, width: int) -> tuple[tuple[str, ...], tuple[str,
     told = robot.get("actions", [])
     if len(told) != width:
         return tuple(f"action_{index}" for index in range(width)), ("",) * width
-    return tuple(action["name"] for action in told), tuple(action["unit"] for action in told)
+    units = tuple(f"{action['scale']:g} {action['unit']}" if "scale" in action else action["unit"] for action in told)
+    return tuple(action["name"] for action in told), units
 
 
 def _tell(comparison: Comparison, reference: Reference, tolerance: float, dtype: str) -> int:

@@ -104,7 +104,7 @@ def _read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """All arrays but `metadata`, and the metadata."""
     if path.suffix == ".npz":
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
             raise InvalidReference(f"{path} is not a whole .npz file of plain arrays: {error}") from None
