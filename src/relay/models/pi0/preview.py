@@ -133,6 +133,6 @@ def _state_section(prepared: Pi0Prepared, sample: Sample, config: Pi0Config, rob
 
 def _prompt_section(prepared: Pi0Prepared, sample: Sample, tokenizer: PromptTokenizer) -> Section:
     rows = [(place, token, tokenizer.vocabulary.piece(token)) for place, token in enumerate(prepared.tokens)]
-    remarks = [note.text for note in prepared.notes if not note.about and not note.text.startswith("cameras masked")]
-    title = f"What the model sees: prompt of {len(rows)} tokens from {sample.prompt[:200]!r}"
-    return Section(title, rows, ("place", "id", "piece"), remarks)
+    notes = [note.text for note in prepared.notes if not note.about and not note.text.startswith("cameras masked")]
+    remarks = [f"{len(rows)} tokens, at most {tokenizer.max_tokens}, from {sample.prompt[:200]!r}", *notes]
+    return Section("What the model sees: prompt", rows, ("place", "id", "piece"), remarks)

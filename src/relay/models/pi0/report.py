@@ -34,10 +34,10 @@ _DROID_CAMERAS, _DROID_PROMPT = 2, 51
 
 _TOLERANCES: dict[Family, dict[tuple[str, str], float]] = {
     "pi05": {("float32", "float32"): 1e-4, ("float32", "bfloat16"): 1.1e-2, ("bfloat16", "float32"): 2.1e-2},
-    "pi0": {("float32", "float32"): 1e-4, ("float32", "bfloat16"): 2.3e-2, ("bfloat16", "float32"): 2.7e-2},
+    "pi0": {("float32", "float32"): 1e-4, ("float32", "bfloat16"): 2.3e-2, ("bfloat16", "float32"): 2.9e-2},
 }
-"""Measured on tiny random networks at ten steps: openpi and lerobot are up to 8.5e-5 apart in float32, and their
-bfloat16 runs at best this far from JAX in float32. JAX itself in bfloat16 is 2.1e-2 and 2.7e-2 from its float32."""
+"""Measured on tiny random networks at ten steps, between openpi in JAX and PyTorch, and lerobot: float32 runs are up to
+8.5e-5 apart, bfloat16 runs at best 1.1e-2 and 2.3e-2 from JAX in float32, and at worst 2.1e-2 and 2.9e-2 from another."""
 
 
 def inspect(
