@@ -72,14 +72,16 @@ class Check:
 
         try:
             report = self._inspect()
-            done = [] if report.problems else self._write_settings(report)
-            done += self._write_profile(report) + self._write_picture(report)
+            if self.json:
+                print_json(report, self.checkpoint)
+            else:
+                print_report(report)
+            for write in (self._write_settings, self._write_profile, self._write_picture):
+                done = write(report)
+                if done:
+                    print(done, file=sys.stderr if self.json else sys.stdout)
         except (ValueError, OSError) as error:
             return _fail(str(error))
-        if self.json:
-            print_json(report, self.checkpoint)
-        else:
-            print_report(report, done)
         return 1 if report.problems else 0
 
     def _inspect(self) -> Report:
@@ -97,27 +99,25 @@ class Check:
             sample=Sample(frames, self.prompt, state),
         )
 
-    def _write_settings(self, report: Report) -> list[str]:
-        if not self.write:
-            return []
-        assert report.settings is not None
-        assert report.settings_file is not None
+    def _write_settings(self, report: Report) -> str | None:
+        if not self.write or report.settings is None or report.settings_file is None:
+            return None
         path = report.settings_file
         if path.is_file():
             before = _read_json(path)
             if before == report.settings:
-                return [f"{path} is complete already"]
+                return f"{path} is complete already"
             if not self.force:
                 raise ValueError(
                     f"{path} is there and says something else: {_changes(before, report.settings)}; --force"
                 )
         path.write_text(json.dumps(report.settings, indent=2) + "\n", "utf-8")
-        return [f"wrote {path}"]
+        return f"wrote {path}"
 
-    def _write_profile(self, report: Report) -> list[str]:
+    def _write_profile(self, report: Report) -> str | None:
         path = self.write_profile
         if path is None:
-            return []
+            return None
         if path.suffix not in (".yaml", ".yml"):
             raise ValueError(f"--write-profile {path}: expected a file that ends in .yaml")
         if report.profile is None:
@@ -129,17 +129,17 @@ class Check:
             raise ValueError(f"{path} is there and says something else; --force replaces it")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
-        return [f"wrote {path}"]
+        return f"wrote {path}"
 
-    def _write_picture(self, report: Report) -> list[str]:
+    def _write_picture(self, report: Report) -> str | None:
         if self.output is None or not report.frames:
-            return []
+            return None
         from relay.cli.contact_sheet import contact_sheet
 
         self.output.mkdir(parents=True, exist_ok=True)
         path = self.output / PICTURE
         contact_sheet(report.frames).save(path)
-        return [f"wrote {path}"]
+        return f"wrote {path}"
 
 
 def _numbers(text: str) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,16 +13,14 @@ from rich.text import Text
 from relay.models.report import Cell, Report, Section
 
 
-def print_report(report: Report, done: Sequence[str]) -> None:
-    """Sections, what was written, and at the end all problems or that there are none."""
+def print_report(report: Report) -> None:
+    """Sections, and at the end all problems or that there are none."""
     console = Console(soft_wrap=True) if not sys.stdout.isatty() else Console()
     for section in report.sections:
         if console.is_terminal:
             _print_table(console, section)
         else:
             _print_lines(section)
-    for line in done:
-        print(line)
     for problem in report.problems:
         console.print(Text(f"problem: {problem}", style="red"))
     count = len(report.problems)

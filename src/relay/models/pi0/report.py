@@ -36,8 +36,9 @@ _TOLERANCES: dict[Family, dict[tuple[str, str], float]] = {
     "pi05": {("float32", "float32"): 1e-4, ("float32", "bfloat16"): 1.1e-2, ("bfloat16", "float32"): 2.1e-2},
     "pi0": {("float32", "float32"): 1e-4, ("float32", "bfloat16"): 2.3e-2, ("bfloat16", "float32"): 2.9e-2},
 }
-"""Measured on tiny random networks at ten steps, between openpi in JAX and in PyTorch, and lerobot: float32 runs are up
-to 8.5e-5 apart; bfloat16 runs are at best 1.1e-2 and 2.3e-2 from JAX in float32, at worst 2.1e-2 and 2.9e-2 from any."""
+"""Measured on tiny random networks at ten steps, between openpi in JAX and in PyTorch, and lerobot: float32 runs are
+up to 8.5e-5 apart; bfloat16 runs are at best 1.1e-2 and 2.3e-2 from JAX in float32, at worst 2.1e-2 and 2.9e-2 from
+any other."""
 
 
 def inspect(
