@@ -39,12 +39,18 @@ class OrbaxSource:
         self._folder = folder
         metadata = _read_metadata(folder)
         self._specs = _plain_names({"/".join(keys): self._spec(keys, metadata) for keys in _leaves(folder, metadata)})
-        self._shapes = {name: tuple(self._open(name).shape) for name in self._specs}
+        arrays = {name: self._open(name) for name in self._specs}
+        self._shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        self._dtypes = {name: getattr(torch, array.dtype.name) for name, array in arrays.items()}
         self._caching: dict[str, Any] = {}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return MappingProxyType(self._shapes)
+
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        return MappingProxyType(self._dtypes)
 
     def read(self, name: str) -> Tensor:
         """One whole array, in its stored dtype and in memory of its own."""
