@@ -41,7 +41,7 @@ class OrbaxSource:
         self._specs = _plain_names({"/".join(keys): self._spec(keys, metadata) for keys in _leaves(folder, metadata)})
         arrays = {name: self._open(name) for name in self._specs}
         self._shapes = {name: tuple(array.shape) for name, array in arrays.items()}
-        self._dtypes = {name: getattr(torch, array.dtype.name) for name, array in arrays.items()}
+        self._dtypes = {name: self._dtype(name, array.dtype.name) for name, array in arrays.items()}
         self._caching: dict[str, Any] = {}
 
     @property
@@ -96,6 +96,12 @@ class OrbaxSource:
         except (ValueError, OSError) as error:
             raise self._damaged(name, error) from None
 
+    def _dtype(self, name: str, stored: str) -> torch.dtype:
+        dtype = getattr(torch, stored, None)
+        if not isinstance(dtype, torch.dtype):
+            raise CheckpointError(f"{name} in {self._folder} holds {stored}, expected floating point")
+        return dtype
+
     def _read(self, name: str, array: Any) -> Tensor:
         try:
             values = array.read(order="C").result()
@@ -103,10 +109,7 @@ class OrbaxSource:
             raise self._damaged(name, error) from None
         if values.dtype.name == "bfloat16":  # NumPy knows it through ml_dtypes, PyTorch does not take it from there
             return torch.from_numpy(values.view(np.uint16)).view(torch.bfloat16)
-        try:
-            return torch.from_numpy(values)
-        except TypeError:
-            raise CheckpointError(f"{name} in {self._folder} holds {values.dtype}, expected floating point") from None
+        return torch.from_numpy(values)
 
     def _damaged(self, name: str, error: Exception) -> CheckpointError:
         return CheckpointError(
