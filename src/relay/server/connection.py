@@ -23,7 +23,7 @@ from relay.server.keepalive import keep_alive, send_promptly
 from relay.server.remarks import Remarks
 from relay.server.scheduler import Scheduler
 from relay.server.sessions import SessionTable
-from relay.server.tracebacks import log_failure
+from relay.server.tracebacks import FailureLog
 
 LAST_CALL_S = 0.05
 """How long a stopping server still takes requests: those already on their way are answered rather than cut off."""
@@ -49,10 +49,11 @@ async def serve_connection(
     When the client vanishes, its requests leave the queue. When `stopping` is set, the requests already taken are
     answered before the connection is closed with the goodbye.
     """
-    client = _Client(_peer(websocket), dialect, SessionTable(worker.close_session))
+    peer = peer_name(websocket)
+    client = _Client(peer, dialect, SessionTable(worker.close_session), FailureLog(peer))
     flow = _Flow()
     reader = asyncio.create_task(_receive(websocket, client, scheduler, flow))
-    writer = asyncio.create_task(_reply(websocket, dialect, worker, flow))
+    writer = asyncio.create_task(_reply(websocket, client, worker, flow))
     watchers = [asyncio.create_task(keep_alive(websocket))]
     if dialect.idle_timeout:
         watchers.append(asyncio.create_task(close_when_idle(websocket, flow.quiet, dialect.idle_timeout)))
@@ -65,6 +66,7 @@ async def serve_connection(
     finally:
         await _cancel([reader, writer, *watchers, *_outstanding(flow)])
         client.sessions.clear()
+        client.failures.close()
     for task in (reader, writer, *watchers):
         if not task.cancelled() and not isinstance(task.exception(), (ConnectionClosed, LoadFailed, DeviceFault)):
             task.result()  # raises what nobody foresaw, for the listener to log and close with 1011
@@ -94,6 +96,7 @@ class _Client:
     peer: str
     dialect: Dialect
     sessions: SessionTable
+    failures: FailureLog
     remarks: Remarks = field(default_factory=Remarks)
 
 
@@ -125,8 +128,9 @@ async def _answer(message: str | bytes, client: _Client, scheduler: Scheduler) -
             return Reply(request, answer, notes, parse_ms, infer_ms)
 
 
-async def _reply(websocket: ServerConnection, dialect: Dialect, worker: Worker, flow: _Flow) -> None:
+async def _reply(websocket: ServerConnection, client: _Client, worker: Worker, flow: _Flow) -> None:
     """Greet, then send one reply for each turn, until the last turn or a failure that ends the connection."""
+    dialect = client.dialect
     engine = await worker.ready()
     await send_promptly(websocket, dialect.greeting(engine.spec))
     flow.quiet.settle()
@@ -140,7 +144,7 @@ async def _reply(websocket: ServerConnection, dialect: Dialect, worker: Worker, 
                 case Reply() as reply:
                     frame = dialect.actions(reply, prev_total_ms)
         except Exception as error:
-            refusal = dialect.refusal(error, log_failure(error, _peer(websocket)))
+            refusal = dialect.refusal(error, client.failures.add(error))
             frame, close = refusal.frame, refusal.close
         await send_promptly(websocket, frame)
         if close is not None:
@@ -176,6 +180,7 @@ async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _peer(websocket: ServerConnection) -> str:
+def peer_name(websocket: ServerConnection) -> str:
+    """The client's address, as logs show it."""
     address = websocket.remote_address
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)

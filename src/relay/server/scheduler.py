@@ -130,7 +130,9 @@ class Scheduler:
 
     async def _answer(self, engine: Engine, request: Infer, state: Any, notes_travel: bool) -> Answer:
         submitted = perf_counter()
-        options = admit(request.options, engine.spec, self._settings.seed)
+        options = admit(
+            request.options, engine.spec, self._settings.seed, name_adapters=not self._settings.several_tenants
+        )
         ready = await self._prepare(engine, request.observation, options)
         untold = [note.text for note in ready.notes if note.must_be_told and not notes_travel]
         if untold:
