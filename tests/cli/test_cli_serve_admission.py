@@ -32,12 +32,14 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return settings_of
 
 
+@pytest.mark.torch
 def test_without_flags_the_server_is_for_this_machine(settings_of: Any) -> None:
     settings = settings_of()
     assert (settings.host, settings.insecure, settings.tls, len(settings.api_keys)) == ("127.0.0.1", False, None, 0)
     assert (settings.allowed_origins, settings.allowed_hosts, settings.tracebacks) == ((), (), True)
 
 
+@pytest.mark.torch
 def test_flags_that_may_be_repeated_add_up(settings_of: Any) -> None:
     settings = settings_of(
         *("--allowed-origin", "https://a.example", "--allowed-origin", "http://b.example:3000"),
@@ -47,6 +49,7 @@ def test_flags_that_may_be_repeated_add_up(settings_of: Any) -> None:
     assert settings.allowed_hosts == ("robots.example", "[::1]")
 
 
+@pytest.mark.torch
 def test_keys_come_from_the_file_and_from_the_environment(
     settings_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,12 +61,14 @@ def test_keys_come_from_the_file_and_from_the_environment(
     assert settings.api_keys.holds("fedcba9876543210")
 
 
+@pytest.mark.torch
 def test_bounds_and_switches(settings_of: Any) -> None:
     settings = settings_of("--max-connections", "7", "--max-queue", "9", "--no-tracebacks", "--insecure")
     assert (settings.max_connections, settings.max_queue) == (7, 9)
     assert (settings.tracebacks, settings.insecure) == (False, True)
 
 
+@pytest.mark.torch
 def test_certificate_and_key_make_tls(settings_of: Any, tmp_path: Path) -> None:
     issued = trustme.CA().issue_cert("localhost")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -89,6 +94,7 @@ def test_a_fault_is_named_and_ends_it_with_2(flags: list[str], says: str, capsys
     assert f"relay serve: {says}" in capsys.readouterr().err
 
 
+@pytest.mark.torch
 def test_beyond_this_machine_without_a_key_it_ends_with_2_and_names_both_remedies() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RELAY_API_KEYS"}
     ended = subprocess.run(
@@ -115,6 +121,7 @@ def test_a_server_of_a_commands_own_asks_for_no_key(monkeypatch: pytest.MonkeyPa
         assert server.last_words == "False"
 
 
+@pytest.mark.torch
 def test_a_file_of_several_policies_may_hold_them_and_they_hold_for_each_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

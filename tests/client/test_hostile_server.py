@@ -17,6 +17,7 @@ import pytest
 from tiny_servers import ACTIONS, METADATA, VLLM_METADATA, Behaviour, FakeConnection, LoopbackServers
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.version import version
 
 import relay
 from relay.client import async_connection
@@ -214,6 +215,10 @@ async def babbling(websocket: ServerConnection) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.skipif(
+    version.startswith("13."),
+    reason="websockets 13 hands over one message at a time; the next is never counted",
+)
 def test_a_server_that_babbles_is_cut_off(servers: LoopbackServers, caplog: pytest.LogCaptureFixture):
     with relay.Policy(servers.start(babbling)) as policy:
         time.sleep(0.2)

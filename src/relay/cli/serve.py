@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from tyro.conf import OmitArgPrefixes
 
+from relay.cli.extras import missing_for_models
 from relay.cli.options import ListenerOptions, PolicyOptions
 from relay.cli.serve_file import InvalidFile, read_serve_file
 
@@ -34,10 +34,6 @@ class Serve:
     listener: OmitArgPrefixes[ListenerOptions] = field(default_factory=ListenerOptions)
 
     def run(self) -> int:
-        missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
-        if missing:
-            needed = " and ".join(missing)
-            return _fail(f"serving needs {needed}; install with: pip install 'relay-robotics[server]'")
         from relay.server.app import serve
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -48,6 +44,9 @@ class Serve:
             offers = {name: _offer(model, options, settings) for name, (model, options) in policies.items()}
         except (ValueError, OSError) as error:
             return _fail(str(error))
+        missing = missing_for_models("serving")
+        if missing:
+            return _fail(missing)
         if not offers:
             logging.getLogger(__name__).warning(
                 "%s names no policy: clients are told that none is available", self.model

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, NoReturn, TypeVar
@@ -19,8 +20,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.uri import parse_uri
 
+from relay.client.access import DIRECT, Access, Proxy, explained, shown
 from relay.client.cold_start import Waiting
 from relay.client.connection import (
+    HANDSHAKE_TIMEOUT_S,
     MAX_REDIRECTS,
     MAX_UNASKED,
     WATCH_PERIOD_S,
@@ -29,7 +32,6 @@ from relay.client.connection import (
     redirected,
     remaining,
     response_headers,
-    shown,
     too_many_redirects,
     unasked,
     upgrade_options,
@@ -44,17 +46,19 @@ MAX_UNREAD_PONG_BYTES: Final = 1024 * 1024
 T = TypeVar("T")
 
 
-async def connect_when_ready(url: str, headers: Mapping[str, str], timeout: float | None) -> AsyncWebSocketConnection:
+async def connect_when_ready(
+    url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
+) -> AsyncWebSocketConnection:
     """Connect and read the metadata frame, trying again for as long as the server may just be starting.
 
     Raises:
         TimeoutError: naming the last reason, after `timeout` seconds.
         websockets.exceptions.InvalidStatus, OSError and others: what waiting does not cure.
     """
-    waiting = Waiting(url, timeout)
+    waiting = Waiting(url, timeout, access)
     while True:
         try:
-            return await _attempt(url, headers, waiting)
+            return await _attempt(url, headers, waiting, access)
         except Exception as error:
             delay = waiting.delay_after(error)
         await asyncio.sleep(delay)
@@ -107,15 +111,17 @@ class AsyncWebSocketConnection:
         """Replies that came when nobody waited for them any more, and were dropped."""
         return self._late
 
-    async def request(self, message: bytes, timeout: float | None) -> bytes | str:
+    async def request(self, message: bytes, timeout: float | None, on_sent: Callable[[], None]) -> bytes | str:
         """Send one message and return the reply to it; may be cancelled like anything else.
+
+        `on_sent` is called when the message is on its way, whatever then becomes of the call.
 
         Raises:
             TimeoutError: no reply within `timeout` seconds; the connection stays usable.
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         try:
-            return await _within(timeout, self._request(message))
+            return await _within(timeout, self._request(message, on_sent))
         except TimeoutError:
             raise TimeoutError(
                 f"no reply from {shown(self._url)} within {timeout:g} s; it is dropped if it still comes"
@@ -133,7 +139,7 @@ class AsyncWebSocketConnection:
         if self._reading is not None:
             await asyncio.wait((self._reading,))
 
-    async def _request(self, message: bytes) -> bytes | str:
+    async def _request(self, message: bytes, on_sent: Callable[[], None]) -> bytes | str:
         await self._slots.acquire()  # given back when the reply comes, whether or not somebody still waits for it
         if self._lost:
             self._slots.release()
@@ -144,6 +150,7 @@ class AsyncWebSocketConnection:
         sending = asyncio.create_task(self._send(message))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
+        on_sent()
         answer = await reply
         if answer is None:
             await self._raise_closed()
@@ -228,25 +235,29 @@ class AsyncWebSocketConnection:
         self._websocket.transport.abort()
 
 
-async def open_websocket(url: str, headers: Mapping[str, str], timeout: float) -> AsyncWebSocketConnection:
+async def open_websocket(
+    url: str, headers: Mapping[str, str], timeout: float, access: Access = DIRECT
+) -> AsyncWebSocketConnection:
     """Connect once, following redirects as the blocking client does.
 
     Raises:
         websockets.exceptions.InvalidURI: not a ws:// or wss:// URL.
         websockets.exceptions.InvalidStatus: the server answered the upgrade with another HTTP status.
-        OSError: no connection; `TimeoutError` after `timeout` seconds for TCP, TLS and upgrade, redirects included.
+        ssl.SSLCertVerificationError: the server's certificate is not to be trusted.
+        OSError: no connection; `TimeoutError` after `timeout` seconds for TCP, TLS and upgrade, redirects included;
+            `ProxyError` if it is the proxy that fails.
     """
     deadline = monotonic() + timeout
     for _ in range(MAX_REDIRECTS + 1):
         try:
-            return AsyncWebSocketConnection(await _upgrade(url, headers, deadline), url)
+            return AsyncWebSocketConnection(await _upgrade(url, headers, deadline, access), url)
         except Exception as error:
             url, headers = redirected(url, headers, error)
     raise too_many_redirects(url)
 
 
-async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> AsyncWebSocketConnection:
-    connection = await open_websocket(url, headers, waiting.begin_attempt())
+async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting, access: Access) -> AsyncWebSocketConnection:
+    connection = await open_websocket(url, headers, waiting.begin_attempt(), access)
     try:
         try:
             await connection.read_greeting(waiting.patience)
@@ -259,16 +270,49 @@ async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> As
     return connection
 
 
-async def _upgrade(url: str, headers: Mapping[str, str], deadline: float) -> ClientConnection:
+async def _upgrade(url: str, headers: Mapping[str, str], deadline: float, access: Access) -> ClientConnection:
     """TCP, TLS and the opening handshake on a socket of our own: no environment proxies, no redirects followed."""
     address = parse_uri(url)
-    sock = await _within(remaining(deadline), _connected_socket(address.host, address.port))
+    if access.proxy is None:
+        sock = await _within(remaining(deadline), _connected_socket(address.host, address.port))
+    else:
+        sock = await _tunnelled_socket(address.host, address.port, deadline, access.proxy)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return await connect(url, sock=sock, open_timeout=remaining(deadline), **upgrade_options(headers))
+        return await connect(url, sock=sock, open_timeout=remaining(deadline), **upgrade_options(url, headers, access))
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ConnectionResetError) and error.errno is None:  # asyncio's word for an end within TLS
+            error = ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol")
+        if isinstance(error, ssl.SSLError):
+            raise explained(url, error) from error
+        if isinstance(error, asyncio.TimeoutError):  # a class of its own until Python 3.11
+            raise TimeoutError("timed out") from error
+        raise
+
+
+async def _tunnelled_socket(host: str, port: int, deadline: float, proxy: Proxy) -> socket.socket:
+    """A socket that leads to the server through the proxy."""
+    until = min(deadline, monotonic() + HANDSHAKE_TIMEOUT_S)
+    with proxy.named_in_errors():
+        sock = await _within(remaining(until), _connected_socket(proxy.host, proxy.port))
+    try:
+        with proxy.named_in_errors():
+            answer = await _within(remaining(until), _answer_of(proxy, sock, host, port))
+        proxy.check(answer)
+        return sock
     except BaseException:
         sock.close()
         raise
+
+
+async def _answer_of(proxy: Proxy, sock: socket.socket, host: str, port: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, proxy.request(host, port))
+    answer = b""
+    while proxy.awaits_more(answer):
+        answer += await loop.sock_recv(sock, 1) or proxy.hung_up()
+    return answer
 
 
 async def _connected_socket(host: str, port: int) -> socket.socket:

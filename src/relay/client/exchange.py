@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from relay.client.connection import Greeting, shown
+from relay.client.access import shown
+from relay.client.connection import Greeting
 from relay.client.peer import Peer, PeerKind, is_error, read_peer, refusal, stated_error
 from relay.protocol import msgpack_numpy
 from relay.protocol.errors import InvalidPayload, ObservationError

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, cast
 
-from relay.client.connection import Greeting, shown
+from relay.client.access import shown
+from relay.client.connection import Greeting
 from relay.protocol import msgpack_numpy
 from relay.protocol.errors import InvalidPayload
 from relay.protocol.limits import MAX_MESSAGE_BYTES

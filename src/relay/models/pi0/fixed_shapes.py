@@ -263,7 +263,7 @@ class FixedShapes:
         """What one part leaves on the device for the next."""
         config, dtype = self._model.config, self._model.token_embedding.dtype
         cache = self._model.cache_shape(shape.rows, shape.cameras * config.vision.tokens + shape.prompt)
-        table = ((shape.rows, config.action_horizon, 1, config.head_dim // 2), torch.float32)
+        table = ((shape.rows, config.action_horizon, 1, config.head_dim), torch.float32)
         return {
             "cache": (cache, dtype),
             "bias": ((shape.rows, 1, 1, (cache[3] + 7) // 8 * 8), dtype),

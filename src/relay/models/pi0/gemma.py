@@ -23,7 +23,10 @@ _ROPE_BASE = 10_000.0
 
 
 class Rotation(NamedTuple):
-    """Rotary tables for some tokens, float32: (rows or 1, tokens, 1, head_dim / 2) each."""
+    """Rotary tables for some tokens, float32: (rows or 1, tokens, 1, head_dim) each.
+
+    Each angle stands twice, for both halves of a head; the first half's sines are negated.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -60,7 +63,7 @@ class Cache(Protocol):
     """Where keys and values of earlier tokens live."""
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add (rows, tokens, head_dim) keys and values; return all of them so far."""
+        """Add (rows, tokens, head_dim) keys and values; return all of them so far, (rows, 1, keys, head_dim)."""
         ...
 
 
@@ -73,21 +76,25 @@ class KeyValueCache:
     def __init__(self, block: Tensor) -> None:
         self.keys, self.values = block.unbind(0)
         self.start = 0
-        self._layers = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
+        self._written = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
+        with_head = block.unsqueeze(3)
+        self._read = list(zip(with_head[0].unbind(0), with_head[1].unbind(0), strict=True))
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self._layers[layer]
         stop = self.start + k.shape[1]
+        keys, values = self._written[layer]
         keys[:, self.start : stop] = k
         values[:, self.start : stop] = v
-        return keys[:, :stop], values[:, :stop]
+        keys, values = self._read[layer]
+        return keys[:, :, :stop], values[:, :, :stop]
 
 
 def rotation(positions: Tensor, head_dim: int) -> Rotation:
     """Rotary tables of `positions` (rows, tokens), computed and kept in float32."""
     exponent = torch.arange(head_dim // 2, dtype=torch.float32, device=positions.device) * 2 / head_dim
     angles = positions[..., None, None].to(torch.float32) * _ROPE_BASE**-exponent
-    return Rotation(angles.cos(), angles.sin())
+    sine = angles.sin()
+    return Rotation(angles.cos().repeat(1, 1, 1, 2), torch.cat((-sine, sine), -1))
 
 
 class GemmaBlock(nn.Module):
@@ -141,8 +148,8 @@ class GemmaBlock(nn.Module):
         # With a single key-value head, the query heads fold into the query axis: one matrix product, no repeated keys.
         attended = F.scaled_dot_product_attention(
             q.reshape(rows, 1, tokens * self.heads, self.head_dim),
-            keys[:, None],
-            values[:, None],
+            keys,
+            values,
             attn_mask=key_bias,
         ).view(rows, tokens, self.heads * self.head_dim)
         x = between.add_gated(x, adapted(self.out, attended, change.out), for_attention)
@@ -171,10 +178,10 @@ class GemmaBlock(nn.Module):
 
 def normalize(x: Tensor, offset: Tensor | None, modulation: Modulation | None) -> Tensor:
     """RMS-normalize in float32, then scale by `1 + offset` or modulate; back to the dtype of `x`."""
+    normed = F.rms_norm(x.float(), x.shape[-1:], None, _EPSILON)
     if modulation is None:
         assert offset is not None
-        return F.rms_norm(x.float(), x.shape[-1:], 1 + offset.float(), _EPSILON).to(x.dtype)
-    normed = F.rms_norm(x.float(), x.shape[-1:], None, _EPSILON)
+        return torch.addcmul(normed, normed, offset.float()).to(x.dtype)
     return torch.addcmul(modulation.shift, normed, modulation.scale).to(x.dtype)
 
 
@@ -185,10 +192,9 @@ def add_gated(x: Tensor, y: Tensor, modulation: Modulation | None) -> Tensor:
 
 def rotate(x: Tensor, tables: Rotation) -> Tensor:
     """Rotary position embedding, half-split convention: x (rows, tokens, heads, head_dim), rotated in float32."""
-    first, second = x.float().chunk(2, -1)
-    cos, sin = tables
-    turned = (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin))
-    return torch.cat(turned, -1).to(x.dtype)
+    wide = x.float()
+    halves_swapped = wide.roll(x.shape[-1] // 2, -1)
+    return torch.addcmul(wide * tables.cos, halves_swapped, tables.sin).to(x.dtype)
 
 
 def gated_gelu(gate_up: Tensor) -> Tensor:

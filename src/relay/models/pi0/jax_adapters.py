@@ -46,6 +46,10 @@ class JaxWithLora:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: shape for name, shape in self._full.shapes.items() if "lora_" not in name}
 
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        return {name: dtype for name, dtype in self._full.dtypes.items() if "lora_" not in name}
+
     def read(self, name: str) -> Tensor:
         if self._pairs is None:
             self._pairs = dict(_read_pairs(self._source, self._settings))
