@@ -3,9 +3,9 @@
     python benchmarks/gpu.py --json gpu.json                      under five minutes on an H200
     python benchmarks/gpu.py --device cpu --scale tiny            the same on the CPU, small, in a minute
 
-Needs no weights: the tiny networks with recorded outputs are in the repository, the large one is made of random numbers
-on the device. Parts are left out when `--minutes` are over; what was measured so far stands in the JSON file, which is
-written after every part. Ends with code 1 if a result is wrong; times fail nothing.
+Needs the server's packages and no weights: the tiny networks with recorded outputs are in the repository, the large one
+is made of random numbers on the device. Parts are left out when `--minutes` are over; what was measured so far stands in
+the JSON file, which is written after every part. Ends with code 1 if a result is wrong; times fail nothing.
 """
 
 from __future__ import annotations
@@ -121,12 +121,13 @@ class Warmed(dict[str, Any]):
 
 def warm(model: Any, max_batch: int, **options: Any) -> Warmed:
     """Warm an engine up; a remark on a path that was turned off is an error here."""
+    torch.compiler.reset()  # each network may have its own few variants of a compiled function
     started = time.monotonic()
     warmed = Warmed()
     warmed.engine = engine(model, max_batch, graphs=True, **options)
     warmed.engine.warm_up(lambda phase, share: None)
     fixed = warmed.engine.fixed
-    if fixed is None:
+    if fixed is None or warmed.engine.remarks:
         raise RuntimeError("; ".join(warmed.engine.remarks))
     shapes = len(list(fixed.plan))
     took = time.monotonic() - started

@@ -68,6 +68,7 @@ def checks(device: torch.device, *, quick: bool, fuse: bool) -> Iterator[Check]:
                 yield Check(f"{label}: plain, {steps} steps, to the reference", to_gold(family, steps, plain), gate)
             plan = ShapePlan((1, 2, 3), (16, 32, 40), (1, 2) if quick else (1, 2, 3, 4))
             for kind in ("graphs", "compiled") if fuse else ("graphs",):
+                torch.compiler.reset()
                 fixed = FixedShapes(model, plan, capture=device.type == "cuda", fuse=kind == "compiled")
                 fixed.prepare(lambda phase, share: None)
                 for steps in STEPS:

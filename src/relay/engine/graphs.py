@@ -25,7 +25,8 @@ class Graphs:
         self.memory_bytes = 0
         self._device, self._budget = device, budget_bytes
         self._replays: dict[Hashable, Callable[[], None]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if capture else None
+        if capture:
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._replays
@@ -52,7 +53,8 @@ class Graphs:
         before = torch.cuda.mem_get_info(self._device)[0]
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on using the device: several policies can be loaded in one process.
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
+        capturing = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
+        with torch.cuda.device(self._device), capturing:
             run()
         graph.replay()  # the first replay uploads it
         torch.cuda.synchronize(self._device)

@@ -13,7 +13,7 @@ from tiny import image, tiny_model
 from torch import Tensor
 
 from relay.demo.vocabulary import write_tokenizer
-from relay.engine.base import Chunk, Work
+from relay.engine.base import Chunk, Progress, Work
 from relay.models.pi0 import engine as engine_module
 from relay.models.pi0.config import CAMERAS
 from relay.models.pi0.engine import Pi0Engine
@@ -157,6 +157,22 @@ def test_shapes_that_cannot_be_captured_are_done_without(
     engine = warm(family, tokenizer, graphs=True)
     assert engine.remarks == ["prepared shapes are off: RuntimeError while capturing"]
     assert np.isfinite(infer(engine, request(1))).all()
+
+
+def test_without_a_compiler_shapes_are_prepared_uncompiled(
+    family: str, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = Pi0Engine._captured
+
+    def fails(self: Pi0Engine, progress: Progress, *, compile: bool) -> FixedShapes:
+        if compile:
+            raise RuntimeError("Cannot find a working triton installation")
+        return captured(self, progress, compile=compile)
+
+    monkeypatch.setattr(Pi0Engine, "_captured", fails)
+    engine = warm(family, tokenizer, graphs=True, compile=True)
+    assert engine.remarks == ["compiled functions are off: RuntimeError while capturing"]
+    assert engine.fixed is not None
 
 
 def test_a_device_lost_while_capturing_is_not_hidden(

@@ -294,38 +294,42 @@ class Pi0Engine:
 
     def _prepare_shapes(self, progress: Progress) -> FixedShapes | None:
         """The fast path, if it can be had and gives what the plain one gives; else a remark why not."""
-        config = self.model.config
-        plan = ShapePlan.of(config, self.spec.max_batch, self._shortest_prompt())
+        for compile in (True, False) if self._compile else (False,):
+            what = "compiled functions are off" if compile else "prepared shapes are off"
+            try:
+                fixed = self._captured(progress, compile=compile)
+                distance = fixed_distance(fixed, self.model)
+            except Exception as error:
+                if loses_device(error):
+                    raise
+                logger.warning("capturing failed", exc_info=error)
+                self.remarks.append(f"{what}: {type(error).__name__} while capturing")
+                continue
+            tolerance = TOLERANCES[self.model.token_embedding.dtype]
+            if distance <= tolerance:  # not so for NaN
+                if fixed.left_out:
+                    self.remarks.append(
+                        f"{len(fixed.left_out)} shapes found no memory for a graph and run without, the first is "
+                        f"{fixed.left_out[0]}"
+                    )
+                return fixed
+            self.remarks.append(
+                f"{what}: their actions differ from the plain ones by {distance:.1e} of their deviation, more than "
+                f"{tolerance:g}"
+            )
+        return None
+
+    def _captured(self, progress: Progress, *, compile: bool) -> FixedShapes:
         device = self.model.action_in.weight.device
-        try:
-            fixed = FixedShapes(
-                self.model,
-                plan,
-                capture=device.type == "cuda",
-                fuse=self._compile,
-                reuse_bytes=self._reuse_bytes,
-                budget_bytes=graph_budget(device),
-            )
-            fixed.prepare(progress)
-            distance = fixed_distance(fixed, self.model)
-        except Exception as error:
-            if loses_device(error):
-                raise
-            logger.warning("capturing failed", exc_info=error)
-            self.remarks.append(f"prepared shapes are off: {type(error).__name__} while capturing")
-            return None
-        tolerance = TOLERANCES[self.model.token_embedding.dtype]
-        if not distance <= tolerance:
-            self.remarks.append(
-                f"prepared shapes are off: their actions differ from the plain ones by {distance:.1e} of their "
-                f"deviation, more than {tolerance:g}"
-            )
-            return None
-        if fixed.left_out:
-            self.remarks.append(
-                f"{len(fixed.left_out)} shapes found no memory for a graph and run without, the first is "
-                f"{fixed.left_out[0]}"
-            )
+        fixed = FixedShapes(
+            self.model,
+            ShapePlan.of(self.model.config, self.spec.max_batch, self._shortest_prompt()),
+            capture=device.type == "cuda",
+            fuse=compile,
+            reuse_bytes=self._reuse_bytes,
+            budget_bytes=graph_budget(device),
+        )
+        fixed.prepare(progress)
         return fixed
 
     def _sample(self, batch: Sequence[Work]) -> Tensor:
