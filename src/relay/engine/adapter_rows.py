@@ -143,6 +143,24 @@ class ChangeTables:
                         value = value[None] if part == "bias" else value
                         place[: value.shape[0], : value.shape[1]].copy_(value)
 
+    def buffers(self, rows: int) -> dict[str, RowChange]:
+        """Room at a fixed place for the changes of so many rows, every kind that has a table."""
+        return {
+            kind: RowChange(*(None if part is None else part.new_zeros(rows, *part.shape[1:]) for part in table))
+            for kind, table in self._tables.items()
+        }
+
+    def gather(self, slots: Sequence[int], buffers: Mapping[str, RowChange]) -> bool:
+        """Fill the first rows of the buffers with the adapters in these slots; False if they are not of these sizes."""
+        if _shapes(self._tables) != _shapes(buffers):
+            return False
+        index = torch.tensor(slots, device=self._device)
+        for kind, table in self._tables.items():
+            for part, room in zip(table, buffers[kind], strict=True):
+                if part is not None and room is not None:
+                    torch.index_select(part, 0, index, out=room[: len(slots)])
+        return True
+
     def rows(self, slots: Sequence[int]) -> dict[str, list[RowChange]]:
         """What each layer needs for rows with the adapters in these slots, by kind.
 
@@ -151,13 +169,17 @@ class ChangeTables:
         """
         kinds = [kind for kind in self._tables if any(kind in self._changed[slot] for slot in slots)]
         if len(set(slots)) == 1:  # one adapter alone: nothing is copied
-            return {kind: _by_layer(self._tables[kind], lambda t: t[slots[0], None]) for kind in kinds}
+            return {kind: by_layer(self._tables[kind], lambda t: t[slots[0], None]) for kind in kinds}
         index = torch.tensor(slots, device=self._device)
-        return {kind: _by_layer(self._tables[kind], lambda t: t.index_select(0, index)) for kind in kinds}
+        return {kind: by_layer(self._tables[kind], lambda t: t.index_select(0, index)) for kind in kinds}
 
 
-def _by_layer(table: RowChange, pick: Callable[[Tensor], Tensor]) -> list[RowChange]:
-    """The table's rows, layer by layer."""
+def _shapes(tables: Mapping[str, RowChange]) -> dict[str, list[torch.Size | None]]:
+    return {kind: [None if part is None else part.shape[1:] for part in table] for kind, table in tables.items()}
+
+
+def by_layer(table: RowChange, pick: Callable[[Tensor], Tensor]) -> list[RowChange]:
+    """What each layer needs, from a table of all layers; `pick` takes some rows of each of its parts."""
     picked = [None if part is None else pick(part).unbind(1) for part in table]
     layers = max(len(part) for part in picked if part is not None)
     return [RowChange(*(None if part is None else part[layer] for part in picked)) for layer in range(layers)]

@@ -298,7 +298,7 @@ class Pi0Engine:
             what = "compiled functions are off" if compile else "prepared shapes are off"
             try:
                 fixed = self._captured(progress, compile=compile)
-                distance = fixed_distance(fixed, self.model)
+                distance = fixed_distance(fixed, self.model, self._resident)
             except Exception as error:
                 if loses_device(error):
                     raise
@@ -328,6 +328,7 @@ class Pi0Engine:
             fuse=compile,
             reuse_bytes=self._reuse_bytes,
             budget_bytes=graph_budget(device),
+            resident=self._resident,
         )
         fixed.prepare(progress)
         return fixed
@@ -336,7 +337,7 @@ class Pi0Engine:
         """(rows, horizon, action_dim) float32 on the CPU; the device has caught up."""
         rows: list[Pi0Prepared] = [work.prepared for work in batch]
         noise = torch.stack([self._noise(work.options) for work in batch])
-        if self.fixed is not None and not any(row.adapter for row in rows):
+        if self.fixed is not None:
             actions = self.fixed.sample(rows, noise)
             if actions is not None:
                 return actions

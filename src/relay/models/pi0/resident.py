@@ -16,7 +16,7 @@ from torch import Tensor
 from relay.engine.adapter_rows import ChangeTables, RowChange
 from relay.models.pi0.adapters import Pi0Adapter, linear_shapes, with_changes
 from relay.models.pi0.gemma import BlockChange
-from relay.models.pi0.model import Inputs, NetworkChange, Pi0
+from relay.models.pi0.model import Inputs, NetworkChange, Pi0, StepTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,42 @@ class ResidentAdapters:
             (resident,) = residents.values()
             return resident.network, inputs
         slots = [0 if adapter is None else residents[adapter].slot for adapter in rows]
-        inputs = replace(inputs, change=_network_change(self._tables.rows(slots)))
+        inputs = replace(inputs, change=network_change(self._tables.rows(slots)))
         if any(adapter.own_time for adapter in residents):
-            told = [residents[a].network if a is not None and a.own_time else self._model for a in rows]
-            tables = [network.step_table(steps) for network, steps in zip(told, inputs.num_steps, strict=True)]
-            inputs = replace(inputs, step_tables=tables)
+            inputs = replace(inputs, step_tables=self.step_tables(rows, inputs.num_steps))
         if any(adapter.own_vision for adapter in residents):
             seeing = [residents[a].network if a is not None and a.own_vision else self._model for a in rows]
             inputs = replace(inputs, image_tokens=_see(seeing, inputs.images, images))
         return self._model, inputs
+
+    def step_tables(self, rows: Sequence[Pi0Adapter | None], num_steps: Sequence[int]) -> list[StepTable]:
+        """What the expert is told in each row, at each step."""
+        told = [self._resident(a).network if a is not None and a.own_time else self._model for a in rows]
+        return [network.step_table(steps) for network, steps in zip(told, num_steps, strict=True)]
+
+    def buffers(self, rows: int) -> dict[str, RowChange] | None:
+        """Room at a fixed place for what the adapters held now change in so many rows; None if `gather` takes none."""
+        if not self.sample():
+            return None
+        return self._tables.buffers(rows)
+
+    def sample(self) -> list[Pi0Adapter]:
+        """As many of the adapters held as fit the device together, of those that `gather` takes."""
+        held = [adapter for adapter in self._held() if not (adapter.alone or adapter.own_vision)]
+        self._fit(held)
+        return held[: self.capacity]
+
+    def gather(self, rows: Sequence[Pi0Adapter | None], padded: int, buffers: Mapping[str, RowChange]) -> bool:
+        """Fill `padded` rows of the buffers, those behind the batch's with zeros.
+
+        Returns:
+            False if these adapters need more than that: eyes or a network of their own, or other sizes.
+        """
+        if any(adapter is not None and (adapter.alone or adapter.own_vision) for adapter in rows):
+            return False
+        self._fit(rows)
+        slots = [0 if adapter is None else self._resident(adapter).slot for adapter in rows]
+        return self._tables.gather([*slots, *[0] * (padded - len(slots))], buffers)
 
     def _resident(self, adapter: Pi0Adapter) -> _Resident:
         """The adapter on the device; the one that was used longest ago makes room for it."""
@@ -120,7 +147,8 @@ class ResidentAdapters:
         return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
-def _network_change(rows: Mapping[str, Sequence[RowChange]]) -> NetworkChange:
+def network_change(rows: Mapping[str, Sequence[RowChange]]) -> NetworkChange:
+    """The changes of each kind and layer, as the network takes them."""
     heads = {kind: changes[0] for kind, changes in rows.items() if "." not in kind}
     return NetworkChange(_blocks(rows, "language"), _blocks(rows, "expert"), **heads)
 
