@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ import pytest
 from fake_policy import SPEC, FakeEngine
 
 from relay.engine.worker import DeviceFault, Worker
-from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Infer, Options
+from relay.server.preparation import Expired
 from relay.server.scheduler import Answer, Scheduler, ServerFull
 from relay.server.sessions import Session
 from relay.server.settings import ServerSettings
@@ -24,12 +24,11 @@ async def scheduling(engine: FakeEngine, **settings: int) -> AsyncIterator[Sched
     worker = Worker(lambda progress: engine, lambda fatal: None)
     scheduler = Scheduler(worker, ServerSettings(prepare_threads=1, **settings))
     worker.start()
-    scheduler.start()
     try:
         yield scheduler
     finally:
         engine.open.set()
-        await scheduler.close()
+        scheduler.close()
         assert await worker.stop(5)
 
 
@@ -37,13 +36,13 @@ def infer(value: float, options: Options | None = None, **fields: str) -> Infer:
     return Infer({"state": np.full(3, value, np.float32), **fields}, options or Options())
 
 
-async def submit(scheduler: Scheduler, request: Infer) -> Answer:
-    return await scheduler.submit(request, Session("default"))
+async def submit(scheduler: Scheduler, request: Infer, client: Hashable = "robot") -> Answer:
+    return await scheduler.submit(request, Session("default"), client)
 
 
 async def queued(scheduler: Scheduler, *requests: Infer) -> list[asyncio.Task[Answer]]:
-    """Submit in this order and come back when all are prepared and wait (one thread prepares in order)."""
-    tasks = [asyncio.create_task(submit(scheduler, request)) for request in requests]
+    """Submit in this order, each as a client of its own, and come back when all are prepared and wait."""
+    tasks = [asyncio.create_task(submit(scheduler, request, client)) for client, request in enumerate(requests)]
     for _ in range(200):
         await asyncio.sleep(0.005)
         if scheduler.waiting >= len(requests):
@@ -178,10 +177,10 @@ async def test_a_request_whose_deadline_has_passed_is_failed_instead_of_run():
     async with scheduling(engine) as scheduler:
         async with busy(engine, scheduler):
             late, patient = await queued(
-                scheduler, infer(1, Options(deadline_ms=1.0)), infer(2, Options(deadline_ms=60_000.0))
+                scheduler, infer(1, Options(deadline_ms=200.0)), infer(2, Options(deadline_ms=60_000.0))
             )
-            await asyncio.sleep(0.02)
-        with pytest.raises(ObservationError, match="deadline_ms: 1 ms had passed"):
+            await asyncio.sleep(0.25)
+        with pytest.raises(Expired, match="deadline_ms: 200 ms had passed"):
             await late
         assert np.array_equal((await patient).actions, np.full((4, 3), 2.0))
     assert engine.batches == [[99], [2]]

@@ -25,7 +25,7 @@ from websockets.asyncio.server import serve as listen
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from relay.engine.worker import DeviceFault, LoadEngine, LoadFailed, WorkerStatus
+from relay.engine.worker import DeviceFault, DeviceFull, LoadEngine, LoadFailed, WorkerStatus
 from relay.protocol.limits import CLOSE_TIMEOUT_S, MAX_MESSAGE_BYTES, SUBPROTOCOL
 from relay.server.connection import Goodbye, serve_connection
 from relay.server.dialects import NO_POLICY, dialect_for, is_health_check
@@ -209,10 +209,11 @@ class Server:
         self._failure = self._failure or failure
         logger.critical("%s", failure, exc_info=failure)
         if isinstance(failure, LoadFailed):
-            goodbye = Goodbye(1011, "the policy could not be loaded")
+            self._stop(Goodbye(1011, "the policy could not be loaded"), FAULT_SECONDS)
+        elif isinstance(failure, DeviceFull):
+            self._stop(Goodbye(1012, "the device is out of memory; the server restarts"), self._settings.drain_seconds)
         else:
-            goodbye = Goodbye(1012, "the device is lost; the server must be restarted")
-        self._stop(goodbye, FAULT_SECONDS)
+            self._stop(Goodbye(1012, "the device is lost; the server must be restarted"), FAULT_SECONDS)
 
     def _stop(self, goodbye: Goodbye, seconds: float) -> asyncio.Task[None]:
         """Begin to stop, once: the first reason holds."""

@@ -87,7 +87,7 @@ class _Flow:
     quiet: QuietTime = field(default_factory=QuietTime)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Client:
     """What is remembered of one client from request to request."""
 
@@ -118,7 +118,7 @@ async def _answer(message: str | bytes, client: _Client, scheduler: Scheduler) -
         case Infer():
             with client.sessions.request(request.session_id) as session:
                 notes_travel = client.dialect.notes_travel(request)
-                answer = await scheduler.submit(request, session, notes_travel=notes_travel)
+                answer = await scheduler.submit(request, session, client, notes_travel=notes_travel)
             client.remarks.log_ignored(answer.ignored, client.peer)
             notes = client.remarks.fresh(session, answer.notes)
             parse_ms, infer_ms = (decoded - started) * 1e3, (perf_counter() - decoded) * 1e3

@@ -100,7 +100,6 @@ class Policies:
         """Begin to load all of them; call it once, from the running event loop."""
         for policy in self:
             policy.worker.start()
-            policy.scheduler.start()
 
     @property
     def status(self) -> WorkerStatus:
@@ -137,5 +136,5 @@ class Policies:
         await asyncio.gather(*(self._close(policy) for policy in self))
 
     async def _close(self, policy: ServedPolicy) -> None:
-        await policy.scheduler.close()
+        policy.scheduler.close()
         await policy.worker.stop(WORKER_STOP_S)
