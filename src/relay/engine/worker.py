@@ -142,9 +142,7 @@ class Worker:
         self.begin(batch, settle)
         return await answer
 
-    def begin(
-        self, batch: Sequence[Work], on_end: Callable[[BatchAnswer | LoadFailed | DeviceFault], None]
-    ) -> None:
+    def begin(self, batch: Sequence[Work], on_end: Callable[[BatchAnswer | LoadFailed | DeviceFault], None]) -> None:
         """Like `infer`, of a worker that is ready; calls `on_end` on the event loop, once, with answer or error."""
         if self._fatal is not None:
             self._loop.call_soon(on_end, self._fatal)

@@ -181,7 +181,7 @@ class Server:
         assert task is not None
         self._connections[websocket] = task
         try:
-            await serve_connection(websocket, dialect, policy.worker, policy.scheduler, self._stopping)
+            await serve_connection(websocket, dialect, policy.worker, policy.scheduler, self._stopping, policy.metrics)
         finally:
             del self._connections[websocket]
 
@@ -278,6 +278,7 @@ _Outcome = TypeVar("_Outcome")
 
 
 def _run(main: Coroutine[Any, Any, _Outcome]) -> _Outcome:
+    __import__("sys").setswitchinterval(float(__import__("os").environ.get("SWI", "0.005")))
     """`asyncio.run` on uvloop where it is installed (a fifth less per round trip), without a handler for SIGINT."""
     try:
         loop = cast(asyncio.AbstractEventLoop, importlib.import_module("uvloop").new_event_loop())

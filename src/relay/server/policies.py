@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from relay.engine.worker import DeviceFault, LoadEngine, LoadFailed, Worker, WorkerStatus
 from relay.protocol.wording import quoted
 from relay.server.dialects import bare_path, serves
+from relay.server.metrics import PolicyMetrics
 from relay.server.scheduler import Scheduler
 from relay.server.settings import ServerSettings
 
@@ -44,6 +45,7 @@ class ServedPolicy:
     settings: ServerSettings
     worker: Worker
     scheduler: Scheduler
+    metrics: PolicyMetrics
 
 
 class Policies:
@@ -68,7 +70,9 @@ class Policies:
                     f"digits, '.', '_' and '-', and not {', '.join(sorted(_RESERVED))}"
                 )
             worker = Worker(offer.load, on_fatal)
-            self._served[name] = ServedPolicy(name, offer.settings, worker, Scheduler(worker, offer.settings))
+            self._served[name] = ServedPolicy(
+                name, offer.settings, worker, Scheduler(worker, offer.settings), PolicyMetrics()
+            )
 
     def __iter__(self) -> Iterator[ServedPolicy]:
         return iter(self._served.values())

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from relay.engine.base import Chunk, Engine, Failure, Note, StatefulEngine, Work
 from relay.engine.worker import BatchAnswer, DeviceFault, LoadFailed, Worker
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Actions, Infer
 from relay.server.batch_cost import BatchCosts
+from relay.server.histogram import Histogram
 from relay.server.options import admit
 from relay.server.preparation import Expired, Preparation, Ready
 from relay.server.sessions import Session
 from relay.server.settings import ServerSettings
 from relay.server.waiting_line import Waiting, WaitingLine
+
+BATCH_ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+"""Bounds of the histogram of batch sizes."""
 
 
 class ServerFull(RuntimeError):
@@ -68,7 +71,7 @@ class Scheduler:
         self._held = 0
         self._running: list[Waiting[_Row]] = []
         self._feeding = False
-        self.batch_sizes: Counter[int] = Counter()
+        self.batch_rows = Histogram(BATCH_ROWS)
 
     @property
     def held(self) -> int:
@@ -80,9 +83,7 @@ class Scheduler:
         """How many requests are prepared and wait for the device."""
         return len(self._line)
 
-    async def submit(
-        self, request: Infer, session: Session, client: Hashable, *, notes_travel: bool = True
-    ) -> Answer:
+    async def submit(self, request: Infer, session: Session, client: Hashable, *, notes_travel: bool = True) -> Answer:
         """Answer one request, when its turn comes; cancelling the call takes it out of the queue.
 
         Args:
@@ -128,9 +129,7 @@ class Scheduler:
         session.state = state
         return answer
 
-    async def _answer(
-        self, engine: Engine, request: Infer, state: Any, client: Hashable, notes_travel: bool
-    ) -> Answer:
+    async def _answer(self, engine: Engine, request: Infer, state: Any, client: Hashable, notes_travel: bool) -> Answer:
         submitted = perf_counter()
         options = admit(request.options, engine.spec, self._settings.seed)
         deadline = math.inf if options.deadline_ms is None else submitted + options.deadline_ms / 1e3
@@ -148,13 +147,13 @@ class Scheduler:
                 raise ObservationError("; ".join(untold))
             queued = perf_counter()
             outcome = await self._run(ready, Work(ready.prepared, options, state), client, queued, deadline)
+            if isinstance(outcome.answer, Failure):
+                raise outcome.answer.error
         except Expired:
             raise Expired(
                 f"deadline_ms: {options.deadline_ms:g} ms had passed before the device was free, "
                 "so the observation was not run"
             ) from None
-        if isinstance(outcome.answer, Failure):
-            raise outcome.answer.error
         return Answer(
             actions=outcome.answer.actions,
             notes=(*ready.notes, *outcome.answer.notes),
@@ -176,8 +175,10 @@ class Scheduler:
             raise
 
     def _feed_soon(self) -> None:
-        """Feed the worker once all that the event loop has at hand has joined the line."""
-        if not self._feeding and not self._running:
+        """Feed the worker: at once if nobody else can join, else when all that the event loop has at hand has."""
+        if self._held == 1:
+            self._feed()
+        elif not self._feeding and not self._running:
             self._feeding = True
             asyncio.get_running_loop().call_soon(self._feed)
 
@@ -198,7 +199,7 @@ class Scheduler:
     def _finish(self, answer: BatchAnswer | LoadFailed | DeviceFault) -> None:
         """Tell each row of the batch that ran, and go on; of a lost device also those still to come learn."""
         batch, self._running = self._running, []
-        self.batch_sizes[len(batch)] += 1
+        self.batch_rows.observe(len(batch))
         if isinstance(answer, BatchAnswer):
             self._costs.learn(batch[0].batch_key, len(batch), answer.finished - answer.started)
             outcomes = [_Outcome(row, answer.started, answer.finished) for row in answer.rows]

@@ -101,6 +101,8 @@ class WaitingLine(Generic[Item]):
 
     def take_batch(self, now: float, most: int) -> list[Waiting[Item]]:
         """Remove and return what goes to the device together, at most `most`; empty only if nobody waits."""
+        if self._length == 1:
+            return self.take_all()
         fronts = sorted((line[0] for line in self._lines.values()), key=self._due)
         able = [front for front in fronts if self._can_meet(front.deadline, front.batch_key, 1, now)]
         batch = (
