@@ -146,17 +146,25 @@ def run_case(case: Case, frames: Path, rounds: int, versions: dict[str, Any]) ->
 
 
 def start_server(running: ExitStack, system: System, milliseconds: float) -> str:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = ["--port", str(port), "--milliseconds", str(milliseconds), "--batch", str(system.batch)]
     start(running, system.server, ["server", system.server, *options])
+    wait_until_healthy(port, system.name)
+    return f"ws://127.0.0.1:{port}"
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until_healthy(port: int, name: str) -> None:
     deadline = time.monotonic() + 60
     while not is_healthy(port):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the server of {system.name} did not come up")
+            raise TimeoutError(f"the server of {name} did not come up")
         time.sleep(0.05)
-    return f"ws://127.0.0.1:{port}"
 
 
 def is_healthy(port: int) -> bool:
@@ -181,10 +189,14 @@ def start(running: ExitStack, stack: str, arguments: list[str]) -> subprocess.Po
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env=environment(),
     )
     running.callback(stop, process)
     return process
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def stop(process: subprocess.Popen[str]) -> None:

@@ -60,3 +60,9 @@ class ListenerOptions:
 
     idle_timeout: float = 30.0
     """Seconds without a message after which clients of vLLM-Omni's endpoint are closed; 0 for never."""
+
+    metrics_host: str = "127.0.0.1"
+    """Address of the metrics' own port."""
+
+    metrics_port: int | None = None
+    """Port for /metrics alone; by default they are on the main port, for this machine only; 0 serves none."""

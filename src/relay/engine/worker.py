@@ -185,7 +185,9 @@ class Worker:
                 self._post(self._fail, fault, job.on_end if isinstance(job, _Job) else None)
                 return
             self._post(job.on_end, BatchAnswer(rows, started, perf_counter()))
-            if memory.is_exhausted(rows, perf_counter()):
+            exhausted = memory.is_exhausted(rows, perf_counter())
+            job = rows = None  # while it waits for more, this thread keeps no observation alive
+            if exhausted:
                 self._post(self._on_fatal, DeviceFull(f"{MEMORY_FAILURES} requests within a minute found no memory"))
 
     def _report(self, phase: str, share: float) -> None:

@@ -28,7 +28,8 @@ from websockets.typing import Subprotocol
 from relay.engine.worker import DeviceFault, DeviceFull, LoadEngine, LoadFailed, WorkerStatus
 from relay.protocol.limits import CLOSE_TIMEOUT_S, MAX_MESSAGE_BYTES, SUBPROTOCOL
 from relay.server.connection import Goodbye, serve_connection
-from relay.server.dialects import NO_POLICY, dialect_for, is_health_check
+from relay.server.dialects import NO_POLICY, dialect_for, is_health_check, is_metrics
+from relay.server.exposition import CONTENT_TYPE, can_be_exposed, exposition, is_local
 from relay.server.policies import NotServed, Offer, Policies
 from relay.server.settings import ServerSettings
 
@@ -81,6 +82,7 @@ class Server:
         self._connections: dict[ServerConnection, asyncio.Task[Any]] = {}
         self._failure: LoadFailed | DeviceFault | None = None
         self._listener: Listener
+        self._metrics_listener: Listener | None = None
         self._stopping: asyncio.Future[Goodbye]
         self._drain: asyncio.Task[None] | None = None
 
@@ -109,6 +111,11 @@ class Server:
         )  # asyncio and uvloop set TCP_NODELAY on every connection
         self._listener = cast(Listener, await listening)
         self._port: int = next(iter(self._listener.sockets)).getsockname()[1]
+        try:
+            await self._listen_for_metrics()
+        except OSError:
+            self._listener.close()
+            raise
         self._policies.start()
         for listening_socket in self._listener.sockets:
             address, port = listening_socket.getsockname()[:2]
@@ -138,6 +145,11 @@ class Server:
     def released(self) -> bool:
         """Whether the workers' threads have ended; only ever true after a drain or a failed load."""
         return self._policies.released
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port that serves the metrics and nothing else; None if there is none."""
+        return next(iter(self._metrics_listener.sockets)).getsockname()[1] if self._metrics_listener else None
 
     async def ready(self) -> None:
         """Wait until observations can be served.
@@ -192,11 +204,51 @@ class Server:
             if status.ready:
                 return connection.respond(HTTPStatus.OK, "OK\n")
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"loading\n{status.phase} {status.share:.0%}\n")
+        if is_metrics(request.path):
+            return self._metrics_on_main_port(connection, request)
         try:
             self._policies.at(request.path)
         except NotServed as error:
             return connection.respond(HTTPStatus.NOT_FOUND, f"{error}\n")
         return None
+
+    async def _listen_for_metrics(self) -> None:
+        """Say where the metrics are, and open their own port if they have one."""
+        host, port = self._settings.metrics_host, self._settings.metrics_port
+        if port == 0:
+            return
+        if not can_be_exposed():
+            logger.info("no /metrics: prometheus-client is not installed")
+            return
+        if port is None:
+            return
+
+        async def refuse(websocket: ServerConnection) -> None:
+            await websocket.close(1008, "only metrics are served here")
+
+        # websockets' listener, as a small HTTP server: every request is answered before an upgrade.
+        listening = listen(refuse, host, port, process_request=self._metrics_on_own_port, server_header="relay")
+        self._metrics_listener = cast(Listener, await listening)
+        logger.info("metrics on http://%s:%d/metrics", host, self.metrics_port)
+
+    def _metrics_on_main_port(self, connection: ServerConnection, request: Request) -> Response:
+        """Only for this machine, and not through a proxy on it; elsewhere the path does not exist."""
+        away = self._settings.metrics_port is not None or not can_be_exposed()
+        forwarded = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP"))
+        if away or forwarded or not is_local(connection.remote_address):
+            return connection.respond(HTTPStatus.NOT_FOUND, "No policy is served at this path.\n")
+        return self._exposed(connection)
+
+    def _metrics_on_own_port(self, connection: ServerConnection, request: Request) -> Response:
+        if not is_metrics(request.path):
+            return connection.respond(HTTPStatus.NOT_FOUND, "Metrics are at /metrics.\n")
+        return self._exposed(connection)
+
+    def _exposed(self, connection: ServerConnection) -> Response:
+        response = connection.respond(HTTPStatus.OK, exposition(self._policies, len(self._connections)).decode())
+        del response.headers["Content-Type"]
+        response.headers["Content-Type"] = CONTENT_TYPE
+        return response
 
     def _add_headers(self, connection: ServerConnection, _: Request, response: Response) -> None:
         """Tell a relay client whom it speaks to and what it may send: OpenPI's metadata have no place for that."""
@@ -226,6 +278,8 @@ class Server:
         """Let every connection finish by itself, then close those that could not in time, then free the devices."""
         logger.info("stopping: %s; %d connections open", goodbye.reason, len(self._connections))
         self._listener.close(close_connections=False)
+        if self._metrics_listener is not None:
+            self._metrics_listener.close()
         if self._connections:
             _, late = await asyncio.wait(self._connections.values(), timeout=seconds)
             closing = [asyncio.create_task(ws.close(goodbye.code, goodbye.reason)) for ws in self._connections]
@@ -278,7 +332,6 @@ _Outcome = TypeVar("_Outcome")
 
 
 def _run(main: Coroutine[Any, Any, _Outcome]) -> _Outcome:
-    __import__("sys").setswitchinterval(float(__import__("os").environ.get("SWI", "0.005")))
     """`asyncio.run` on uvloop where it is installed (a fifth less per round trip), without a handler for SIGINT."""
     try:
         loop = cast(asyncio.AbstractEventLoop, importlib.import_module("uvloop").new_event_loop())

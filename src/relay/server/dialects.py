@@ -109,6 +109,11 @@ def is_health_check(path: str) -> bool:
     return bare_path(path) == "/healthz"
 
 
+def is_metrics(path: str) -> bool:
+    """Whether a plain GET of this path asks for the server's metrics."""
+    return bare_path(path) == "/metrics"
+
+
 def dialect_for(path: str, settings: ServerSettings, *, relay_client: bool, instance_id: str) -> Dialect:
     """The dialect of a served path: vLLM-Omni's for its endpoint, OpenPI's for all others, whose own server takes any.
 

@@ -3,7 +3,7 @@
 The rules, for one free device and batches that take t(rows) = rows · P + D (`batch_cost.py`):
 
 * A request is *due* at its deadline, less the time that the device needs for it. One without a deadline is due
-  `PATIENCE_S` after it came, and so passes every request whose deadline lies further off: neither kind starves the other.
+  `PATIENCE_S` after it came, and so passes every request whose deadline lies further off: neither kind starves.
 * Each client has a line of its own, served from the front. A request that stood behind others of its client counts as
   come when it reaches the front, so that sending four at once gains nothing over sending one after the other.
 * A batch takes the request due first, then others with its batch key in the order in which they are due: one of every
@@ -13,7 +13,7 @@ The rules, for one free device and batches that take t(rows) = rows · P + D (`b
 * What has expired is not run. What is predicted to miss its deadline gives way to what can meet its own, and runs
   only when nothing else waits: a prediction alone refuses nobody.
 
-Knows no clock, no asyncio, no engine: times are seconds that the caller names, so that a test can play a day in a moment.
+Knows no clock, no asyncio, no engine: times are seconds that the caller names; a test can play a day in a moment.
 """
 
 from __future__ import annotations
