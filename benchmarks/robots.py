@@ -220,7 +220,9 @@ async def ask_until(end: float, websocket: ClientConnection, sent: Sequence[byte
     return latencies
 
 
-async def ask_at(hertz: float, end: float, websocket: ClientConnection, sent: Sequence[bytes], index: int) -> list[float]:
+async def ask_at(
+    hertz: float, end: float, websocket: ClientConnection, sent: Sequence[bytes], index: int
+) -> list[float]:
     """Ask on a fixed beat, robots spread over it; an answer that comes late is counted from its beat."""
     latencies: list[float] = []
     beat = time.perf_counter() + (index * 0.618 % 1) / hertz
