@@ -46,14 +46,15 @@ class System:
     name: str
     options: tuple[str, ...]
     codec: relay.Codec = relay.Codec.JPEG_Q90
+    state_dim: int = 32
 
 
 WAITING = ("--milliseconds", "20", "--row-milliseconds", "3")
 STOCK = System("stock", ("server", "stock", "--milliseconds", "20"), relay.Codec.RAW)
 BATCHING = System("relay, batches of 8", ("server", "relay", *WAITING, "--batch", "8"))
 SINGLE = System("relay, no batching", ("server", "relay", *WAITING))
-DEMO_BATCHING = System("demo, batches of 8", ("demo", "--max-batch", "8"))
-DEMO_SINGLE = System("demo, no batching", ("demo", "--max-batch", "1"))
+DEMO_BATCHING = System("demo, batches of 8", ("demo", "--max-batch", "8"), state_dim=4)
+DEMO_SINGLE = System("demo, no batching", ("demo", "--max-batch", "1"), state_dim=4)
 NO_WAIT = System("relay, 0 ms policy", ("server", "relay", "--milliseconds", "0", "--batch", "8", "--keep-encoded"))
 
 FLEETS = (1, 2, 4, 8, 16, 32)
@@ -138,7 +139,7 @@ def compare(
             for turn in range(rounds + 1):
                 first = turn % len(systems)
                 for system in (*systems[first:], *systems[:first]):
-                    done = asyncio.run(back_to_back(ports[system], messages(frames, system.codec), size, seconds))
+                    done = asyncio.run(back_to_back(ports[system], messages(frames, system), size, seconds))
                     if turn > 0:  # the first turn warms up
                         runs[system].add(done)
             base = runs[systems[0]].percentile(50)
@@ -163,7 +164,7 @@ async def back_to_back(port: int, sent: Sequence[bytes], robots: int, seconds: f
 
 async def beside_a_greedy_one(frames: np.ndarray, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """31 robots at 10 Hz alone, beside one that asks back to back, and beside one with four requests in flight."""
-    sent = messages(frames, NO_WAIT.codec)
+    sent = messages(frames, NO_WAIT)
     runs = {name: Run() for name in ("quiet", "one back to back", f"one with {OUTSTANDING} in flight")}
     with ExitStack() as running:
         port = start_server(running, NO_WAIT)
@@ -191,7 +192,7 @@ async def beside_a_greedy_one(frames: np.ndarray, rounds: int, seconds: float) -
 
 async def soak(frames: np.ndarray, seconds: float) -> dict[str, Any]:
     """128 robots at 10 Hz with JPEG frames, about 31 KB a request; every answer must come."""
-    sent = messages(frames, NO_WAIT.codec)
+    sent = messages(frames, NO_WAIT)
     with ExitStack() as running:
         port = start_server(running, NO_WAIT)
         async with fleet(port, 128) as websockets:
@@ -271,18 +272,18 @@ def check(reply: str | bytes) -> None:
         raise RuntimeError(reply)
 
 
-def messages(frames: np.ndarray, codec: relay.Codec) -> list[bytes]:
+def messages(frames: np.ndarray, system: System) -> list[bytes]:
     """Observations as they travel."""
     cameras = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
     observations = (
         {
             "image": dict(zip(cameras, views, strict=True)),
-            "state": np.zeros(32, np.float32),
+            "state": np.zeros(system.state_dim, np.float32),
             "prompt": "pick up the fork",
         }
         for views in frames
     )
-    return [pack(encode_images(observation, codec)) for observation in observations]
+    return [pack(encode_images(observation, system.codec)) for observation in observations]
 
 
 def start_server(running: ExitStack, system: System) -> int:

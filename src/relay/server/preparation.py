@@ -32,7 +32,7 @@ TURN_S: Final = 0.002
 """How long one turn of the event loop may prepare in place, all requests together; the rest goes to the threads."""
 
 LARGEST_HERE: Final = 1 << 21
-"""Bytes of decoded frames beyond which nothing is done in place, whatever was measured."""
+"""Bytes of arrays and decoded frames beyond which nothing is done in place, whatever was measured."""
 
 JPEG_HEADER: Final = 1024
 """Where the frame header of a JPEG is looked for; cameras write it after 200 to 700 bytes."""
@@ -203,7 +203,7 @@ def _kind(observation: Observation) -> _Kind | None:
         _add_sizes(observation, sizes)
     except ObservationError:  # an unusual image, or one that the engine will refuse
         return None
-    if sizes[1] + sizes[2] > LARGEST_HERE:
+    if sum(sizes) > LARGEST_HERE:
         return None
     plain, jpeg, other = sizes
     return plain.bit_length(), jpeg.bit_length(), other.bit_length()
