@@ -184,3 +184,53 @@ async def test_a_request_whose_deadline_has_passed_is_failed_instead_of_run():
             await late
         assert np.array_equal((await patient).actions, np.full((4, 3), 2.0))
     assert engine.batches == [[99], [2]]
+
+
+async def test_a_request_that_expires_while_another_is_prepared_is_failed_too():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        with pytest.raises(Expired, match=r"deadline_ms: 0\.0001 ms had passed before the device was free"):
+            await submit(scheduler, infer(1, Options(deadline_ms=0.0001)))
+    assert engine.batches == []
+
+
+async def test_the_tightest_deadline_leaves_first():
+    engine = FakeEngine()
+    async with scheduling(engine, max_batch=1) as scheduler:
+        async with busy(engine, scheduler):
+            deadlines = (90_000.0, 30_000.0, 60_000.0)
+            tasks = await queued(scheduler, *(infer(value, Options(deadline_ms=value)) for value in deadlines))
+        await asyncio.gather(*tasks)
+    assert engine.batches == [[99], [30_000], [60_000], [90_000]]
+
+
+async def test_a_client_with_four_requests_waiting_lets_every_other_one_go_after_its_first():
+    engine = FakeEngine()
+    async with scheduling(engine, max_batch=1) as scheduler:
+        async with busy(engine, scheduler):
+            tasks = [asyncio.create_task(submit(scheduler, infer(value), "greedy")) for value in (1, 2, 3, 4)]
+            tasks += [asyncio.create_task(submit(scheduler, infer(value), value)) for value in (11, 12)]
+            while scheduler.waiting < 6:
+                await asyncio.sleep(0.005)
+        await asyncio.gather(*tasks)
+    assert engine.batches == [[99], [1], [11], [12], [2], [3], [4]]
+
+
+async def test_batches_are_counted_by_size():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        async with busy(engine, scheduler):
+            tasks = await queued(scheduler, infer(1), infer(2), infer(3))
+        await asyncio.gather(*tasks)
+        assert (scheduler.batch_rows.counts[0], scheduler.batch_rows.counts[2]) == (1, 1)
+        assert scheduler.batch_rows.sum == 4
+
+
+async def test_closing_cancels_what_waits():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler, busy(engine, scheduler):
+        (task,) = await queued(scheduler, infer(1))
+        scheduler.close()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert engine.batches == [[99]]
