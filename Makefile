@@ -1,8 +1,10 @@
 # make demo    a trained policy drives the built-in robot over a real connection; writes relay-demo/
 # make test    all quick tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
 # make test-slow  the others: whole episodes, and waits of up to a minute in real time (three minutes in all)
+# make test-all  on every Python found from 3.10 to 3.14: what needs no torch, with newest, older and oldest packages
 # make check   formatting, lint, types, import rules: what pre-commit and CI run
 # make vocab   fetch the tokenizer files that some tests compare against
+# make fuzz    200,000 damaged and hostile messages through the decoder (ARGS="--messages N --seed S --jobs J")
 # make lock    write down the versions in use, for the interpreter in use, into requirements/
 # make stock   an environment with the stock openpi client and server, for compatibility tests and benchmarks
 # make references   an environment with Orbax and JAX, which write checkpoints for tests of their reader
@@ -20,7 +22,7 @@ LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
 
-.PHONY: demo test test-slow check format vocab stock references lock bench clean
+.PHONY: demo test test-slow test-all check fuzz format vocab stock references lock bench clean
 
 demo: $(VENV)/installed-demo
 	@echo "==> a server, a client and the built-in robot: ten episodes"
@@ -34,12 +36,18 @@ test-slow: $(VENV)/installed-dev
 	@echo "==> running the slow tests (about three minutes)"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
+test-all:
+	@$(PYTHON) scripts/every_python.py $(ARGS)
+
 check: $(VENV)/installed-dev
 	@echo "==> lint, format, types, import rules"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+fuzz: $(VENV)/installed-dev
+	$(BIN)/python tests/protocol/fuzz_messages.py $(ARGS)
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
@@ -59,7 +67,7 @@ lock: $(VENV)/installed-dev
 	$(BIN)/python -m pip freeze --exclude-editable --exclude torch > $(LOCK)
 
 clean:
-	rm -rf $(VENV) .venv-stock .venv-orbax relay-demo
+	rm -rf $(VENV) .venv-stock .venv-3.* .venv-orbax relay-demo
 
 $(VENV)/created:
 	@echo "==> creating $(VENV) with $(PYTHON)"

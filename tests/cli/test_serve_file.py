@@ -89,6 +89,7 @@ def test_an_unknown_model_in_a_file_is_refused_before_anything_is_loaded(
     assert "model 'pi5' is not known, did you mean 'pi05'?" in capsys.readouterr().err
 
 
+@pytest.mark.torch
 def test_an_option_on_the_command_line_overrides_the_file(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

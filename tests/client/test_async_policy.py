@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import closing
 from http import HTTPStatus
 from typing import Any
@@ -62,6 +63,44 @@ async def test_an_opened_policy_may_be_entered_too(url: str) -> None:
     policy = await AsyncPolicy(url)
     async with policy as entered:
         assert entered is policy
+        assert first_action(await policy.infer(state(3))) == 3
+
+
+async def test_opening_an_opened_policy_makes_no_second_connection(servers: LoopbackServers) -> None:
+    connections = itertools.count()
+
+    async def count(websocket: ServerConnection) -> None:
+        next(connections)
+        await openpi_server(echo_state)(websocket)
+
+    policy = AsyncPolicy(servers.start(count))
+    assert await policy is policy
+    assert await policy is policy
+    await policy.close()
+    assert next(connections) == 1
+
+
+async def test_two_tasks_that_open_a_policy_at_once_are_told_to_share_it(servers: LoopbackServers) -> None:
+    connections = itertools.count()
+
+    async def count(websocket: ServerConnection) -> None:
+        next(connections)
+        await openpi_server(echo_state)(websocket)
+
+    policy = AsyncPolicy(servers.start(count))
+    answers = await asyncio.gather(policy.__aenter__(), policy.__aenter__(), return_exceptions=True)
+    await policy.close()
+    assert [type(answer) for answer in answers] == [AsyncPolicy, RuntimeError]
+    assert "another task is opening this policy" in str(answers[1])
+    assert next(connections) == 1
+
+
+async def test_a_policy_can_be_opened_after_its_opening_failed(servers: LoopbackServers, unused_port: int) -> None:
+    policy = AsyncPolicy(f"ws://127.0.0.1:{unused_port}", connect_timeout=0.2)
+    with pytest.raises(TimeoutError):
+        await policy
+    servers.start(openpi_server(echo_state), port=unused_port)
+    async with policy:
         assert first_action(await policy.infer(state(3))) == 3
 
 
@@ -356,6 +395,46 @@ async def test_a_call_cancelled_before_it_is_sent_does_no_harm(url: str) -> None
         assert first_action(await policy.infer(state(2))) == 2
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout came with Python 3.11")
+async def test_a_call_ended_by_asyncio_timeout_leaves_the_next_ones_in_step(url: str) -> None:
+    async with AsyncPolicy(url) as policy:
+        for value in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):  # pyright: ignore[reportAttributeAccessIssue]
+                    await policy.infer(state(value, sleep=0.2))
+        assert [first_action(await policy.infer(state(value))) for value in (7, 8)] == [7, 8]
+        assert policy.last is not None
+        assert policy.last.late_replies == 3
+
+
+async def test_a_call_is_in_step_however_early_the_one_before_was_cancelled(url: str) -> None:
+    async with AsyncPolicy(url) as policy:
+        for turns in range(40):
+            call = asyncio.create_task(policy.infer(state(-1)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.cancel()
+            assert first_action(await policy.infer(state(turns))) == turns
+
+
+async def test_an_upload_that_stops_ends_with_its_timeout(servers: LoopbackServers) -> None:
+    async def read_later(websocket: ServerConnection) -> None:
+        await websocket.send(msgpack_numpy.pack(METADATA))
+        released.wait(20)  # the loop is blocked: nothing is read from the socket
+        while True:
+            await websocket.recv()
+            await websocket.send(msgpack_numpy.pack({"actions": ACTIONS}))
+
+    released = threading.Event()
+    async with AsyncPolicy(servers.start(read_later, relay=True)) as policy:
+        with pytest.raises(TimeoutError, match=r"no reply from .* within 0\.3 s"):
+            await policy.infer({"state": np.zeros(48 * 1024 * 1024, np.uint8)}, timeout=0.3)
+        released.set()
+        assert (await policy.infer(state(1)))["actions"].shape == ACTIONS.shape  # sending went on meanwhile
+        assert policy.last is not None
+        assert policy.last.late_replies == 1
+
+
 async def test_a_late_error_is_logged(servers: LoopbackServers, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "relay.client")
 
@@ -419,6 +498,63 @@ async def test_reset_is_confirmed_and_makes_the_next_observation_fresh(servers: 
         assert [await is_fresh(policy, name) for name in ("left", "right", "left")] == [True, True, False]
         await policy.reset()
         assert await is_fresh(policy, "left") is True
+
+
+@pytest.fixture
+def on_request(servers: LoopbackServers) -> tuple[str, Callable[[int], None]]:
+    """A server that answers only when it is told how many more requests to answer."""
+
+    async def answer(websocket: ServerConnection) -> None:
+        await websocket.send(msgpack_numpy.pack(METADATA))
+        while True:
+            message = msgpack_numpy.unpack(await websocket.recv())  # pyright: ignore[reportArgumentType]
+            await asyncio.to_thread(allowed.acquire, timeout=10)
+            reset = message.get("endpoint") == "reset"
+            await websocket.send("reset successful" if reset else msgpack_numpy.pack({"actions": ACTIONS}))
+
+    allowed = threading.Semaphore(0)
+    return servers.start(answer, relay=True), allowed.release
+
+
+async def test_a_call_that_was_never_sent_leaves_its_session_fresh(
+    on_request: tuple[str, Callable[[int], None]],
+) -> None:
+    url, answer = on_request
+    async with AsyncPolicy(url) as policy:
+        under_way = [asyncio.create_task(policy.infer(state(1))) for _ in range(4)]
+        await asyncio.sleep(0)  # they send
+        with pytest.raises(TimeoutError):  # four are under way: it waits for its turn
+            await policy.infer(state(1, session_id="left"), timeout=0.1)
+        answer(5)
+        await asyncio.gather(*under_way)
+        assert await is_fresh(policy, "left") is True
+
+
+async def test_a_call_that_was_sent_and_given_up_has_opened_its_session(
+    on_request: tuple[str, Callable[[int], None]],
+) -> None:
+    url, answer = on_request
+    async with AsyncPolicy(url) as policy:
+        with pytest.raises(TimeoutError):
+            await policy.infer(state(1, session_id="left"), timeout=0.2)
+        answer(2)
+        assert await is_fresh(policy, "left") is False
+
+
+async def test_a_reset_that_was_never_sent_leaves_the_sessions_known(
+    on_request: tuple[str, Callable[[int], None]],
+) -> None:
+    url, answer = on_request
+    async with AsyncPolicy(url) as policy:
+        answer(1)
+        assert await is_fresh(policy, "left") is True
+        under_way = [asyncio.create_task(policy.infer(state(1))) for _ in range(4)]
+        await asyncio.sleep(0)  # they send
+        with pytest.raises(TimeoutError):
+            await policy.reset(timeout=0.1)
+        answer(5)
+        await asyncio.gather(*under_way)
+        assert await is_fresh(policy, "left") is False
 
 
 async def test_a_refused_reset_is_an_error(servers: LoopbackServers) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trustme
 from tiny_servers import ACTIONS, METADATA, LoopbackServers, echo_state, openpi_server
 from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
@@ -323,21 +326,50 @@ def test_a_slow_server_that_answers_pings_is_waited_for(servers: LoopbackServers
         assert policy.infer(OBSERVATION) == {}
 
 
-@pytest.mark.usefixtures("impatient")
-def test_an_upload_that_stops_ends_with_its_timeout(servers: LoopbackServers) -> None:
+@pytest.fixture
+def unread(servers: LoopbackServers) -> Iterator[Callable[..., str]]:
+    """Start servers that read nothing any more once they have sent their metadata."""
+
     async def stop_reading(websocket: ServerConnection) -> None:
         await websocket.send(b"\x80")
-        released.wait(20)  # the loop is blocked: nothing is read from the socket
+        released.wait(20)  # the loop is blocked
 
     released = threading.Event()
-    policy = relay.Policy(servers.start(stop_reading))
-    try:
-        with pytest.raises(ConnectionClosed) as error:
-            policy.infer({"state": np.zeros(48 * 1024 * 1024, np.uint8)}, timeout=0.5)
-        assert "could not be sent within its timeout" in str(error.value.__cause__)
-    finally:
-        released.set()
-        policy.close()
+    yield lambda **options: servers.start(stop_reading, **options)
+    released.set()
+
+
+BIG = {"state": np.zeros(48 * 1024 * 1024, np.uint8)}
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["ws", "wss"])
+def test_an_upload_that_stops_ends_with_its_timeout_and_the_connection_with_it(
+    unread: Callable[..., str], tmp_path: Path, encrypted: bool
+) -> None:
+    server: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    if encrypted:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        server["ssl"] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(server["ssl"])
+        client["ca_file"] = tmp_path / "ca.pem"
+    with relay.Policy(unread(**server), **client) as policy:
+        started = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"could not be sent to wss?://127\.0\.0\.1:\d+ within 0\.5 s"):
+            policy.infer(BIG, timeout=0.5)
+        assert time.monotonic() - started < 2.5  # the promise: its timeout and two seconds
+        for _ in range(2):
+            with pytest.raises(ConnectionClosed) as error:
+                policy.infer(OBSERVATION, timeout=0.5)
+            assert "a request could not be sent within its timeout" in str(error.value.__cause__)
+
+
+def test_an_upload_that_stops_ends_when_the_policy_is_closed(unread: Callable[..., str]) -> None:
+    policy = relay.Policy(unread())
+    threading.Timer(0.3, policy.close).start()
+    with pytest.raises(ConnectionClosed):
+        policy.infer(BIG)
 
 
 def test_a_message_that_nobody_asked_for_is_not_taken_for_a_reply(servers: LoopbackServers) -> None:

@@ -63,6 +63,7 @@ def page(servers: LoopbackServers, robot: Robot, monkeypatch: pytest.MonkeyPatch
     """The names that the blocks take for granted, `policy` among them."""
     url = servers.start(vllm_server(count_on), relay=True)
     monkeypatch.setenv("WALLE_URL", url)
+    monkeypatch.setenv("ROBOT_KEY", "robot-7")
     names: dict[str, Any] = {
         "URL": url,
         "policy": PolicyClient("pi05"),

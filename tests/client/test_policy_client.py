@@ -96,6 +96,24 @@ def test_without_walle_url_it_is_a_key_error(tmp_path: Path, monkeypatch: pytest
         PolicyClient("pi05")
 
 
+def test_a_dotenv_file_above_says_where_the_server_is_unless_the_environment_does(
+    servers: LoopbackServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, exported = (
+        servers.start(vllm_server(lambda _: ACTIONS, {"action_horizon": horizon})) for horizon in (1, 2)
+    )
+    (tmp_path / ".env").write_text(f"WALLE_URL={written}/{{model}}\n")
+    (tmp_path / "arm").mkdir()
+    monkeypatch.chdir(tmp_path / "arm")
+    monkeypatch.delenv("WALLE_URL", raising=False)
+    horizons: list[int] = []
+    for _ in range(2):
+        with PolicyClient("pi05") as client:
+            horizons.append(client.get_server_metadata()["action_horizon"])
+        monkeypatch.setenv("WALLE_URL", exported)
+    assert horizons == [1, 2]
+
+
 def test_an_address_that_is_no_websocket_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WALLE_URL", "http://127.0.0.1:8000")
     with pytest.raises(InvalidURI):

@@ -35,9 +35,11 @@ VLLM_METADATA = {
     "action_horizon": 4,
     "action_dim": 2,
 }
+STATE = np.full(3, 5, np.float32)
 ACTIONS = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 Behaviour = Callable[[ServerConnection], Awaitable[None]]
+Ask = Callable[..., Awaitable[Any]]
 
 
 class FakeConnection:
@@ -95,12 +97,14 @@ def _serving(behaviour: Behaviour, port: int, options: dict[str, Any]) -> Iterat
             bound = next(iter(server.sockets)).getsockname()[1]
             started.put((asyncio.get_running_loop(), stop, bound))
             await stop.wait()
+        if "ssl" in options:
+            await asyncio.sleep(0.1)  # until TLS connections that were refused have said goodbye, or asyncio complains
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     loop, stop, bound = started.get(timeout=10)
     try:
-        yield f"ws://127.0.0.1:{bound}"
+        yield f"{'wss' if 'ssl' in options else 'ws'}://127.0.0.1:{bound}"
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()

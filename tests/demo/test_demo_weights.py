@@ -35,6 +35,7 @@ def test_what_the_tensors_do_not_say_ships_beside_them(name: str) -> None:
     assert json.loads((WEIGHTS / name).read_text("utf-8"))
 
 
+@pytest.mark.torch
 def test_the_tokenizer_is_the_one_that_the_training_writes(tmp_path: Path) -> None:
     from relay.demo.vocabulary import write_tokenizer
 

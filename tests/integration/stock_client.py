@@ -4,6 +4,7 @@ import json
 import sys
 
 import numpy as np
+import websockets.version
 from openpi_client.action_chunk_broker import ActionChunkBroker
 from openpi_client.websocket_client_policy import WebsocketClientPolicy
 
@@ -13,7 +14,7 @@ observation = {"image": {"base_0_rgb": frame}, "state": np.array([1, 2, 3], np.f
 
 policy = WebsocketClientPolicy(url)
 first = policy.infer(observation)
-second = policy.infer(observation)
+later = [policy.infer(observation) for _ in range(4)]
 with open(jpeg_file, "rb") as file:
     encoded = policy.infer({**observation, "image": {"base_0_rgb": file.read()}})
 policy.reset()
@@ -34,13 +35,14 @@ except Exception as error:
 print(
     json.dumps(
         {
+            "websockets": websockets.version.version,
             "metadata": policy.get_server_metadata(),
             "actions": first["actions"].tolist(),
             "dtype": str(first["actions"].dtype),
             "encoded_actions": encoded["actions"].tolist(),
-            "policy_timing": sorted(first["policy_timing"]),
-            "first_timing": sorted(first["server_timing"]),
-            "second_timing": sorted(second["server_timing"]),
+            "policy_timing": first["policy_timing"],
+            "server_timing": first["server_timing"],
+            "later_timings": [{**reply["policy_timing"], **reply["server_timing"]} for reply in later],
             "steps": steps,
             "failure": failure,
             "after_failure": after_failure,

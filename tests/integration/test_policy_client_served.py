@@ -59,6 +59,26 @@ def test_a_refusal_names_the_field_and_the_next_observation_is_answered(client: 
     assert isinstance(client.infer(OBSERVATION), np.ndarray)
 
 
+def check_timings(first: dict[str, Any], second: dict[str, Any]) -> None:
+    for reply in (first, second):
+        assert set(reply["policy_timing"]) == {"infer_ms"}
+        assert {"infer_ms", "parse_ms"} <= reply["server_timing"].keys()
+        assert all(type(value) is float and value >= 0 for value in reply["server_timing"].values())
+        assert not reply["actions"].flags.writeable
+    assert "prev_total_ms" not in first["server_timing"]
+    assert second["server_timing"]["prev_total_ms"] >= first["server_timing"]["infer_ms"]
+
+
+def test_policy_gets_the_servers_timings(demo_url: str) -> None:
+    with relay.Policy(demo_url) as policy:
+        check_timings(policy.infer(OBSERVATION), policy.infer(OBSERVATION))
+
+
+async def test_async_policy_gets_the_servers_timings(demo_url: str) -> None:
+    async with relay.AsyncPolicy(demo_url) as policy:
+        check_timings(await policy.infer(OBSERVATION), await policy.infer(OBSERVATION))
+
+
 async def test_tasks_share_an_async_policy(client: relay.PolicyClient, demo_url: str) -> None:
     observations = [{**OBSERVATION, "seed": seed} for seed in range(6)]
     async with relay.AsyncPolicy(demo_url, codec=relay.Codec.RAW) as policy:

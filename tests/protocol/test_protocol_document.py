@@ -92,7 +92,7 @@ def test_the_request_is_read_as_an_observation_without_options() -> None:
 def test_the_replies_are_what_both_paths_send() -> None:
     as_map, bare = in_section("Reply")
     timings = as_map.value["policy_timing"], as_map.value["server_timing"]
-    assert encode_reply(as_map.value["actions"], *timings) == as_map.data
+    assert encode_reply(encode_bare(as_map.value["actions"]), *timings) == as_map.data
     assert encode_bare(bare.value) == bare.data
 
 
@@ -110,6 +110,9 @@ def test_the_reset_and_its_two_replies_are_those_of_the_server() -> None:
         f"{limits.MAX_DEPTH} levels",
         f"{limits.MAX_ITEMS:,}",
         f"{limits.MAX_CONTAINER_ITEMS:,}",
+        f"{limits.MAX_CONTAINERS:,}",
+        f"{limits.MAX_MARKERS:,}",
+        f"{limits.MAX_FRAMES}",
         f"{limits.MAX_STRING_BYTES >> 20} MiB",
         f"{limits.MAX_ARRAY_DIMS}",
         f"{limits.MAX_IMAGE_SIDE:,} pixels a side",

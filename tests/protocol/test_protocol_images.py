@@ -455,3 +455,27 @@ def decoded_or_refused(data: bytes) -> Frame | None:
         return decode_frame(data, "front")
     except ObservationError:
         return None
+
+
+def itself() -> list[Any]:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
+
+
+@pytest.mark.parametrize("convert", [lambda value: encode_images(value, Codec.JPEG_Q90), decode_images])
+@pytest.mark.parametrize("key", ["image", "observation/wrist_image_left"])
+def test_a_list_of_frames_that_holds_itself_is_refused_with_its_key(convert: Any, key: str):
+    with pytest.raises(ValueError, match=rf"^{key}.*: nested deeper than 16 levels"):
+        convert({key: itself()})
+
+
+@pytest.mark.parametrize("frames", [256, 257])
+def test_one_camera_has_at_most_256_encoded_frames(frames: int):
+    frame = encode_frame(np.zeros((2, 2, 3), np.uint8), Codec.JPEG_Q90)
+    clip = [[frame] * 200, [frame] * (frames - 200)]
+    if frames == 256:
+        assert decoded_bytes(clip, "video") == 256 * 12
+    else:
+        with pytest.raises(ObservationError, match="video holds 257 frames; at most 256 are accepted"):
+            decoded_bytes(clip, "video")

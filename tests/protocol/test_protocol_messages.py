@@ -37,7 +37,7 @@ def decode(**fields: Any) -> Infer:
         (pack([1, 2]), "the message is a list of 2 items; a request is a map"),
         (pack(np.zeros(2)), "the message is an array of shape (2,) and dtype float64; a request is a map"),
         (pack(None), "the message is nil; a request is a map"),
-        (pack({1: 2}), "byte 1: map keys must be text or bytes, got an integer"),
+        (msgpack.packb({1: 2}), "byte 1: map keys must be text or bytes, got an integer"),
         (pack({b"\xff": 2}), "key '\\ufffd' is not UTF-8"),
         (pack({"endpoint": "status"}), "endpoint is 'status'; expected 'infer' or 'reset'"),
         (pack({"endpoint": None}), "endpoint is nil; expected 'infer' or 'reset'"),
@@ -310,7 +310,9 @@ def test_other_session_ids_are_refused(value: Any, complaint: str):
 
 
 def test_the_openpi_reply_holds_actions_and_timings_and_nothing_else():
-    reply = encode_reply(np.ones((2, 3), np.float32), {"infer_ms": 20.5}, {"infer_ms": 21.0, "parse_ms": 0.25})
+    reply = encode_reply(
+        encode_bare(np.ones((2, 3), np.float32)), {"infer_ms": 20.5}, {"infer_ms": 21.0, "parse_ms": 0.25}
+    )
     assert reply.hex() == (
         "83a7616374696f6e7384c40b5f5f6e6461727261795f5fc3c40464617461c418" + 6 * "0000803f" + "c4056474797065a33c6634"
         "c4057368617065920203ad706f6c6963795f74696d696e6781a8696e6665725f6d73cb4034800000000000"
@@ -319,12 +321,12 @@ def test_the_openpi_reply_holds_actions_and_timings_and_nothing_else():
 
 
 def test_notes_are_in_the_reply_when_there_are_any():
-    reply = encode_reply(np.ones((2, 3), np.float32), {}, {}, ["prompt truncated"])
+    reply = encode_reply(encode_bare(np.ones((2, 3), np.float32)), {}, {}, ["prompt truncated"])
     assert unpack(reply)["notes"] == ["prompt truncated"]
 
 
 def test_timings_are_plain_floats():
-    fields = msgpack.unpackb(encode_reply(np.ones((1, 1)), {"infer_ms": np.float32(1.5)}, {"parse_ms": 2}))
+    fields = msgpack.unpackb(encode_reply(encode_bare(np.ones((1, 1))), {"infer_ms": np.float32(1.5)}, {"parse_ms": 2}))
     assert fields["policy_timing"] == {"infer_ms": 1.5}
     assert type(fields["server_timing"]["parse_ms"]) is float
 
@@ -356,7 +358,7 @@ def test_action_groups_are_a_map_of_arrays():
         "eef_9d": ((1, 40, 9), np.float32),
         "gripper_position": ((1, 40, 1), np.float32),
     }
-    np.testing.assert_equal(unpack(encode_reply(groups, {}, {}))["actions"], bare)
+    np.testing.assert_equal(unpack(encode_reply(encode_bare(groups), {}, {}))["actions"], bare)
 
 
 # ---- fuzz ---------------------------------------------------------------------------------------------------------

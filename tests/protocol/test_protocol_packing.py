@@ -46,15 +46,6 @@ GOLDEN: dict[str, tuple[Any, str]] = {
         MARKER + "c4080700000000000000c4056474797065a33c6938c405736861706590",
     ),
     "empty": (np.zeros((0, 3), np.float32), MARKER + "c400c4056474797065a33c6634c4057368617065920003"),
-    "datetime64": (
-        np.array(["2020-01-01"], "M8[s]"),
-        MARKER + "c40800e10b5e00000000c4056474797065a63c4d385b735dc40573686170659101",
-    ),
-    "text array": (
-        np.array(["ab"]),
-        MARKER + "c4086100000062000000c4056474797065a33c5532c40573686170659101",
-    ),
-    "byte string array": (np.array([b"ab"]), MARKER + "c4026162c4056474797065a37c5332c40573686170659101"),
     "float32 scalar": (
         np.float32(1.5),
         "83c40d5f5f6e7067656e657269635f5fc3c40464617461cb3ff8000000000000c4056474797065a33c6634",
@@ -92,14 +83,8 @@ def test_pack_emits_the_bytes_of_openpi_client_for_a_large_frame():
     assert hashlib.sha256(pack({"image": frame})).hexdigest() == golden
 
 
-@pytest.mark.skipif(np.dtype(np.longdouble).str != "<f16", reason="this platform has another long double")
-def test_pack_emits_the_bytes_of_openpi_client_for_long_doubles():
-    golden = MARKER + "c410" + 16 * "00" + "c4056474797065a43c663136c40573686170659101"
-    assert pack(np.zeros(1, np.longdouble)).hex() == golden
-
-
 @pytest.mark.parametrize("shape", [(300, 40), (40, 100, 3)])
-@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f2", "|u1", "<M8[s]", "<U2"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f2", "|u1", "<i8"])
 def test_large_arrays_are_packed_as_their_elements_in_c_order(shape: tuple[int, ...], dtype: str):
     array = np.arange(int(np.prod(shape))).reshape(shape).astype("<i8").astype(dtype)
     for view in (array, array[::-1], array.T, np.asfortranarray(array)):
@@ -114,7 +99,7 @@ def test_large_arrays_are_packed_as_their_elements_in_c_order(shape: tuple[int, 
         ({"state": np.array([1 + 2j])}, "state: dtype complex128 cannot be sent"),
         ({"state": np.array([{}], object)}, "state: dtype object cannot be sent"),
         ({"state": np.zeros(2, "f4,i4")}, "state: dtype void64 cannot be sent"),
-        ({"state": np.complex64(1)}, "state: dtype complex64 cannot be sent"),
+        ({"state": np.complex64(1)}, "state: a complex64 scalar cannot be sent"),
         ({"a": [0, {"b": np.zeros(2000, "c16")}]}, "a[1]['b']: dtype complex128 cannot be sent"),
         ({"state": np.ma.masked_array([1.0], [True])}, "state: a masked array cannot be sent"),
         ({"state": 2**64}, "state: an integer beyond 64 bits cannot be sent"),
@@ -122,6 +107,13 @@ def test_large_arrays_are_packed_as_their_elements_in_c_order(shape: tuple[int, 
         ({"when": np.datetime64("2020-01-01")}, "when: a datetime64[D] scalar cannot be sent"),
         ({"text": "\ud800"}, "text: 'utf-8' codec can't encode"),
         (object(), "object cannot be sent"),
+        ({"prompt": np.array(["pick"])}, "prompt: dtype str128 cannot be sent; send text as str, several in a list"),
+        ({"prompt": np.array([b"pick"])}, "prompt: dtype bytes32 cannot be sent; send text as str, several in a list"),
+        ({"when": np.array(["2020-01-01"], "M8[s]")}, "when: dtype datetime64[s] cannot be sent"),
+        ({0: 1}, "a map key is 0; keys must be text or bytes"),
+        ({"image": {"front": [{"a": 1}, {2: "b"}]}}, "image['front'][1]: a map key is 2; keys must be text or bytes"),
+        ({"image": {None: 1}}, "image: a map key is nil; keys must be text or bytes"),
+        ({"state": {(0, 1): 1}}, "state: a map key is a list of 2 items; keys must be text or bytes"),
     ],
 )
 def test_pack_names_the_key_it_refuses(value: Any, complaint: str):
@@ -130,9 +122,11 @@ def test_pack_names_the_key_it_refuses(value: Any, complaint: str):
 
 
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long doubles are doubles here")
-def test_pack_refuses_long_double_scalars():
+def test_pack_refuses_long_doubles():
     with pytest.raises(ValueError, match=r"state: a (longdouble|float128|float96) scalar cannot be sent"):
         pack({"state": np.longdouble(1)})
+    with pytest.raises(ValueError, match=r"state: dtype \w+ cannot be sent; convert it with .astype\(np.float32\)"):
+        pack({"state": np.zeros(1, np.longdouble)})
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
@@ -147,8 +141,20 @@ def test_pack_tells_how_to_send_bfloat16_and_float8(dtype: str):
 def test_pack_refuses_a_value_that_contains_itself():
     loop: dict[str, Any] = {}
     loop["again"] = loop
-    with pytest.raises(ValueError, match="nested deeper than 16 levels"):
-        pack(loop)
+    with pytest.raises(ValueError, match=r"^state\['again'\].*: nested deeper than 16 levels"):
+        pack({"state": loop})
+
+
+@pytest.mark.parametrize("levels", [16, 17])
+def test_pack_nests_as_deep_as_unpack_reads(levels: int):
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    if levels <= 16:
+        assert unpack(pack(value)) == value
+    else:
+        with pytest.raises(ValueError, match="nested deeper than 16 levels"):
+            pack(value)
 
 
 def test_what_pack_emits_unpack_restores():

@@ -214,6 +214,28 @@ def test_markers_in_lists_are_named_by_position():
         read({"images": [openpi_array(), openpi_array(dtype="|O")]})
 
 
+def test_of_several_lying_markers_the_first_is_named():
+    with pytest.raises(InvalidPayload, match=re.escape("b['c'][1]: array marker has dtype '|O'")):
+        read({"a": openpi_array(), "b": {"c": [1, openpi_array(dtype="|O")]}, "d": openpi_array(shape=[-1])})
+
+
+def test_a_lying_marker_is_named_even_if_it_is_the_whole_message():
+    with pytest.raises(InvalidPayload, match=re.escape("array marker has dtype '|O'")) as caught:
+        read(openpi_array(dtype="|O"))
+    assert str(caught.value).startswith("array marker")
+
+
+@pytest.mark.parametrize("count", [2_048, 2_049])
+@pytest.mark.parametrize("marker", [openpi_array(), {b"__npgeneric__": True, b"data": 1, b"dtype": "<i4"}, {"nd": 1}])
+def test_a_message_holds_at_most_2048_markers(marker: Any, count: int):
+    message = {"first": [marker] * 1_000, "then": [marker] * (count - 1_000)}
+    if count == 2_048:
+        assert len(read(message)["then"]) == 1_048
+    else:
+        with pytest.raises(InvalidPayload, match=re.escape("then[1048]: more than 2048 arrays and scalars")):
+            read(message)
+
+
 def test_a_marker_inside_a_marker_is_refused():
     with pytest.raises(InvalidPayload, match="state: array marker has an array of shape"):
         read({"state": openpi_array(data=openpi_array())})
@@ -258,8 +280,8 @@ def list_of(count: int, item: bytes) -> bytes:
         (list_of(20_000_000, b"\x80"), "byte 0: list of 20000000 items"),
         (list_of(17, list_of(4096, b"\xc0")), "more than 65536 items in one message"),
         (list_of(4096, list_of(4096, b"\xc0")), "more than 65536 items in one message"),
-        (list_of(4096, list_of(4096, b"\x80")), "more than 65536 items in one message"),
-        (list_of(250, list_of(250, b"\x91\xc0")), "more than 65536 items in one message"),
+        (list_of(4096, list_of(4096, b"\x80")), "more than 16384 maps and lists in one message"),
+        (list_of(250, list_of(250, b"\x91\xc0")), "more than 16384 maps and lists in one message"),
         (b"\xdb" + struct.pack(">I", 2**20 + 1) + b"a" * (2**20 + 1), "byte 0: text of 1048577 bytes"),
     ],
     ids=range(32),
@@ -297,6 +319,25 @@ def test_bombs_are_refused_before_memory_is_spent(data: bytes):
 def test_messages_over_64_mib_are_refused_unread():
     with pytest.raises(InvalidPayload, match="message of 67108865 bytes; at most 67108864 are accepted"):
         unpack(bytes(MAX_MESSAGE_BYTES + 1))
+
+
+@pytest.mark.parametrize("padding", [0, 2_000_000], ids=["short", "long"])
+@pytest.mark.parametrize("part", [{}, []])
+@pytest.mark.parametrize("count", [16_379, 16_380])
+def test_a_message_holds_at_most_16384_maps_and_lists(part: Any, count: int, padding: int):
+    rows = [[part] * 4_096, [part] * 4_096, [part] * 4_096, [part] * (count - 3 * 4_096 - 1)]
+    message = msgpack.packb({"padding": bytes(padding), "rows": rows})
+    if count == 16_379:  # and the four rows, the list of them, the message
+        assert len(unpack(message)["rows"]) == 4
+    else:
+        with pytest.raises(InvalidPayload, match="more than 16384 maps and lists in one message"):
+            unpack(message)
+
+
+def test_a_fault_after_very_many_values_is_placed_roughly():
+    rows = list_of(15, list_of(4000, b"\xc0"))
+    with pytest.raises(InvalidPayload, match=r"^after byte 16\d{3}: the message cannot be decoded: \w+"):
+        unpack(rows[:-1] + b"\xc1")
 
 
 @pytest.mark.parametrize(

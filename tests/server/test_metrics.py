@@ -15,10 +15,11 @@ from fake_policy import FakeEngine, ask, client, observation, running
 from relay.engine.worker import DeviceFault
 from relay.protocol.errors import InvalidPayload, ObservationError
 from relay.protocol.msgpack_numpy import pack
-from relay.server import app
+from relay.server import metrics_page
 from relay.server.app import Server
-from relay.server.exposition import DIALECTS, is_local
+from relay.server.exposition import DIALECTS
 from relay.server.metrics import OUTCOMES, STAGES, PolicyMetrics, outcome_of
+from relay.server.metrics_page import is_local
 from relay.server.preparation import Expired
 from relay.server.scheduler import ServerFull
 
@@ -161,7 +162,7 @@ async def test_a_metrics_port_in_use_is_an_error_and_frees_the_main_port(unused_
 async def test_without_prometheus_client_the_path_is_404_and_the_log_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(app, "can_be_exposed", lambda: False)
+    monkeypatch.setattr(metrics_page, "can_be_exposed", lambda: False)
     caplog.set_level("INFO")
     async with running() as server:
         assert (await asyncio.to_thread(get, server.port))[0] == 404

@@ -90,7 +90,7 @@ async def test_health_answers_while_the_engine_runs():
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/", 426), ("/metrics", 426), ("/v1/models", 404), ("/v1/", 404), ("/m/v1/realtime/robot/openpi", 426)],
+    [("/", 426), ("/v1/models", 404), ("/v1/", 404), ("/m/v1/realtime/robot/openpi", 426)],
 )
 async def test_a_plain_get_elsewhere_is_refused(path: str, status: int):
     async with running() as server:

@@ -10,7 +10,7 @@ from fake_policy import SPEC
 
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Options
-from relay.server.options import admit
+from relay.server.options import admit, unknown_adapter
 
 REAL_TIME = {"prev_actions": np.zeros((2, 3), np.float32), "inference_delay": 1, "execution_horizon": 2}
 
@@ -18,6 +18,18 @@ REAL_TIME = {"prev_actions": np.zeros((2, 3), np.float32), "inference_delay": 1,
 def test_an_adapter_is_refused_with_what_the_server_holds():
     with pytest.raises(ObservationError, match="adapter 'fold' is not loaded; this server holds: none"):
         admit(Options(adapter="fold"), SPEC, None)
+
+
+def test_an_unknown_adapter_is_answered_with_the_names_of_those_held():
+    assert str(unknown_adapter("fold", ("pour", "stack"), named=True)) == (
+        "adapter 'fold' is not loaded; this server holds: pour, stack"
+    )
+
+
+def test_tenants_do_not_read_the_names_of_each_others_adapters():
+    assert str(unknown_adapter("fold", ("pour", "stack"), named=False)) == "adapter 'fold' is not loaded"
+    with pytest.raises(ObservationError, match=r"adapter 'fold' is not loaded$"):
+        admit(Options(adapter="fold"), SPEC, None, name_adapters=False)
 
 
 @pytest.mark.parametrize("options", [Options(**REAL_TIME), Options(executed_actions=np.zeros((1, 3), np.float32))])

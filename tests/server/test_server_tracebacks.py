@@ -10,7 +10,9 @@ import pytest
 
 from relay.engine.worker import NonFiniteActions
 from relay.protocol.errors import InvalidPayload, ObservationError
-from relay.server.tracebacks import HEADER, MAX_TRACEBACK_BYTES, log_failure, sanitized, sentence
+from relay.server import log_limit
+from relay.server.log_limit import LINES_PER_MINUTE
+from relay.server.tracebacks import HEADER, MAX_TRACEBACK_BYTES, FailureLog, sanitized, sentence
 
 
 def raised(error: Exception, depth: int = 0) -> Exception:
@@ -101,7 +103,7 @@ def test_our_own_errors_speak_for_themselves():
 
 
 def test_the_log_has_the_whole_traceback_under_the_id(caplog: pytest.LogCaptureFixture):
-    error_id = log_failure(raised(RuntimeError("boom")), "127.0.0.1:1")
+    error_id = FailureLog("127.0.0.1:1").add(raised(RuntimeError("boom")))
     assert re.fullmatch("[0-9a-f]{8}", error_id)
     assert error_id in caplog.text
     assert __file__ in caplog.text
@@ -109,6 +111,33 @@ def test_the_log_has_the_whole_traceback_under_the_id(caplog: pytest.LogCaptureF
 
 
 def test_a_refused_request_is_a_warning_and_a_fault_is_an_error(caplog: pytest.LogCaptureFixture):
-    log_failure(ObservationError("no"), "peer")
-    log_failure(RuntimeError("no"), "peer")
+    failures = FailureLog("peer")
+    failures.add(ObservationError("no"))
+    failures.add(RuntimeError("no"))
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
+
+
+def test_a_refused_request_takes_one_line_of_the_log(caplog: pytest.LogCaptureFixture):
+    FailureLog("peer").add(raised(ObservationError("state is missing")))
+    assert len(caplog.text.splitlines()) == 1
+
+
+def test_a_flood_of_failures_is_cut_and_counted(caplog: pytest.LogCaptureFixture):
+    failures = FailureLog("10.0.0.7:5")
+    for _ in range(1_000):
+        failures.add(ObservationError("no"))
+    assert len(caplog.records) == LINES_PER_MINUTE
+    failures.close()
+    assert caplog.records[-1].getMessage() == "980 more lines about failed requests from 10.0.0.7:5 were left out"
+
+
+def test_after_a_minute_failures_are_logged_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr(log_limit, "monotonic", lambda: now)
+    failures = FailureLog("peer")
+    for _ in range(LINES_PER_MINUTE + 3):
+        failures.add(ObservationError("no"))
+    now = 60.0
+    failures.add(ObservationError("news"))
+    assert "3 more lines" in caplog.records[-2].getMessage()
+    assert "news" in caplog.records[-1].getMessage()

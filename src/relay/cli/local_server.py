@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 _LISTENING = re.compile(r"listening on ws://[^\s:]+:(\d+)")
+_API_KEYS = "RELAY_API_KEYS"  # they are for others: the server is ours alone
 _POLL_S = 0.05
 _STOP_S = 5.0
 
@@ -42,7 +44,11 @@ class LocalServer:
 
     def __enter__(self) -> LocalServer:
         self._process = subprocess.Popen(
-            self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name != _API_KEYS},
         )
         self._reader = threading.Thread(target=self._read_log, name="server log", daemon=True)
         self._reader.start()

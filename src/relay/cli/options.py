@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tyro.conf import UseAppendAction
+
 
 @dataclass(frozen=True)
 class PolicyOptions:
@@ -53,13 +55,40 @@ class ListenerOptions:
     """Where and for whom the server listens."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 lets other machines reach the policy."""
+    """Address to listen on; 0.0.0.0 lets other machines reach the policy, and takes API keys or --insecure."""
 
     port: int = 8000
     """Port to listen on; 0 takes any free one."""
 
     idle_timeout: float = 30.0
     """Seconds without a message after which clients of vLLM-Omni's endpoint are closed; 0 for never."""
+
+    api_keys_file: Path | None = None
+    """File of API keys, one a line; clients must bring one of them, or of those in RELAY_API_KEYS."""
+
+    insecure: bool = False
+    """Listen beyond this machine without API keys: whoever reaches the port can drive the policy."""
+
+    allowed_origin: UseAppendAction[tuple[str, ...]] = ()
+    """A web page's origin that may connect, such as https://dash.example; give it once for each."""
+
+    allowed_host: UseAppendAction[tuple[str, ...]] = ()
+    """A host name, without port, under which clients may ask for this server; any if none is given."""
+
+    tls_cert: Path | None = None
+    """PEM file of the server's certificate chain; clients then connect to wss://."""
+
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key, without a password."""
+
+    tracebacks: bool = True
+    """Tracebacks, without paths, in the errors that OpenPI clients read; with several API keys there are none."""
+
+    max_connections: int = 1_024
+    """Most open connections; further clients are told that the server is full."""
+
+    max_queue: int = 1_024
+    """Most requests that wait for one policy; further ones are refused."""
 
     metrics_host: str = "127.0.0.1"
     """Address of the metrics' own port."""

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +33,20 @@ class Serve:
     listener: OmitArgPrefixes[ListenerOptions] = field(default_factory=ListenerOptions)
 
     def run(self) -> int:
+        from relay.server.app import serve
+
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("websockets").setLevel(logging.WARNING)  # says what relay says, once more
+        try:
+            policies, listener = self._choices()
+            settings = _settings(listener)
+            offers = {name: _offer(model, options, settings) for name, (model, options) in policies.items()}
+        except (ValueError, OSError) as error:
+            return _fail(str(error))
         missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
         if missing:
             needed = " and ".join(missing)
             return _fail(f"serving needs {needed}; install with: pip install 'relay-robotics[server]'")
-        from relay.server.app import serve
-
-        try:
-            policies, listener = self._choices()
-            settings = _settings(listener, PolicyOptions())
-            offers = {name: _offer(model, options, listener) for name, (model, options) in policies.items()}
-        except (ValueError, OSError) as error:
-            return _fail(str(error))
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger("websockets").setLevel(logging.WARNING)  # says what relay says, once more
         if not offers:
             logging.getLogger(__name__).warning(
                 "%s names no policy: clients are told that none is available", self.model
@@ -73,13 +73,27 @@ def _changed(options: PolicyOptions | ListenerOptions) -> dict[str, Any]:
     }
 
 
-def _settings(listener: ListenerOptions, policy: PolicyOptions) -> ServerSettings:
+def _settings(listener: ListenerOptions) -> ServerSettings:
+    from relay.server.api_keys import read_api_keys
     from relay.server.settings import ServerSettings
+    from relay.server.tls import tls_context
 
-    return ServerSettings(**asdict(listener), max_batch=policy.max_batch, seed=policy.seed, handshake=policy.handshake)
+    return ServerSettings(
+        host=listener.host,
+        port=listener.port,
+        idle_timeout=listener.idle_timeout,
+        api_keys=read_api_keys(listener.api_keys_file),
+        insecure=listener.insecure,
+        allowed_origins=listener.allowed_origin,
+        allowed_hosts=listener.allowed_host,
+        tls=tls_context(listener.tls_cert, listener.tls_key),
+        tracebacks=listener.tracebacks,
+        max_connections=listener.max_connections,
+        max_queue=listener.max_queue,
+    )
 
 
-def _offer(model: str, options: PolicyOptions, listener: ListenerOptions) -> Offer:
+def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offer:
     """One policy, checked as far as that goes without loading it."""
     from relay.models import registry
     from relay.server.policies import Offer
@@ -101,7 +115,8 @@ def _offer(model: str, options: PolicyOptions, listener: ListenerOptions) -> Off
             progress=progress,
         )
 
-    return Offer(load, _settings(listener, options))
+    own = replace(settings, max_batch=options.max_batch, seed=options.seed, handshake=options.handshake)
+    return Offer(load, own)
 
 
 def _fail(message: str) -> int:

@@ -9,47 +9,56 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.uri import parse_uri
 
+from relay.client.access import DIRECT, Access, Proxy, explained, shown
 from relay.client.cold_start import Waiting
 from relay.client.connection import (
+    HANDSHAKE_TIMEOUT_S,
     MAX_REDIRECTS,
+    MAX_UNASKED,
     WATCH_PERIOD_S,
     Greeting,
     limit_standstill,
     redirected,
     remaining,
     response_headers,
-    shown,
     too_many_redirects,
+    unasked,
     upgrade_options,
 )
 from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
+from relay.protocol.wording import clipped
 
 logger = logging.getLogger("relay.client")
+
+MAX_UNREAD_PONG_BYTES: Final = 1024 * 1024
 
 T = TypeVar("T")
 
 
-async def connect_when_ready(url: str, headers: Mapping[str, str], timeout: float | None) -> AsyncWebSocketConnection:
+async def connect_when_ready(
+    url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
+) -> AsyncWebSocketConnection:
     """Connect and read the metadata frame, trying again for as long as the server may just be starting.
 
     Raises:
         TimeoutError: naming the last reason, after `timeout` seconds.
         websockets.exceptions.InvalidStatus, OSError and others: what waiting does not cure.
     """
-    waiting = Waiting(url, timeout)
+    waiting = Waiting(url, timeout, access)
     while True:
         try:
-            return await _attempt(url, headers, waiting)
+            return await _attempt(url, headers, waiting, access)
         except Exception as error:
             delay = waiting.delay_after(error)
         await asyncio.sleep(delay)
@@ -71,11 +80,14 @@ class AsyncWebSocketConnection:
         self._slots = asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS)  # beyond these, our server stops reading
         self._sending: set[asyncio.Task[None]] = set()
         self._late = 0
+        self._unasked = 0
         self._lost = False
         self._heard = monotonic()
         self._why_cut: Exception | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._sending_bytes = 0
         self._watching = asyncio.create_task(self._watch())
+        self._guarding = asyncio.create_task(self._bound_pongs())
 
     async def read_greeting(self, timeout: float | None) -> None:
         """Wait for the first frame, which a server may hold back until its model is loaded.
@@ -99,15 +111,17 @@ class AsyncWebSocketConnection:
         """Replies that came when nobody waited for them any more, and were dropped."""
         return self._late
 
-    async def request(self, message: bytes, timeout: float | None) -> bytes | str:
+    async def request(self, message: bytes, timeout: float | None, on_sent: Callable[[], None]) -> bytes | str:
         """Send one message and return the reply to it; may be cancelled like anything else.
+
+        `on_sent` is called when the message is on its way, whatever then becomes of the call.
 
         Raises:
             TimeoutError: no reply within `timeout` seconds; the connection stays usable.
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         try:
-            return await _within(timeout, self._request(message))
+            return await _within(timeout, self._request(message, on_sent))
         except TimeoutError:
             raise TimeoutError(
                 f"no reply from {shown(self._url)} within {timeout:g} s; it is dropped if it still comes"
@@ -118,11 +132,14 @@ class AsyncWebSocketConnection:
         self._watching.cancel()
         if self._sending:
             self._cut(None)  # the closing handshake would wait behind the messages
-        await self._websocket.close()
+        try:
+            await self._websocket.close()
+        finally:
+            self._guarding.cancel()
         if self._reading is not None:
             await asyncio.wait((self._reading,))
 
-    async def _request(self, message: bytes) -> bytes | str:
+    async def _request(self, message: bytes, on_sent: Callable[[], None]) -> bytes | str:
         await self._slots.acquire()  # given back when the reply comes, whether or not somebody still waits for it
         if self._lost:
             self._slots.release()
@@ -133,21 +150,31 @@ class AsyncWebSocketConnection:
         sending = asyncio.create_task(self._send(message))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
+        on_sent()
         answer = await reply
         if answer is None:
             await self._raise_closed()
         return answer
 
     async def _send(self, message: bytes) -> None:
-        with suppress(ConnectionClosed):  # `_read_replies` tells whoever waits
-            await self._websocket.send(message)
+        self._sending_bytes += len(message)
+        try:
+            with suppress(ConnectionClosed):  # `_read_replies` tells whoever waits
+                await self._websocket.send(message)
+        finally:
+            self._sending_bytes -= len(message)
 
     async def _read_replies(self) -> None:
         try:
             while True:
                 message = await self._receive()
+                if self._unasked > MAX_UNASKED:  # cut off; this was on its way already
+                    continue
                 if not self._replies:
                     logger.warning("dropped a message that answers no request")
+                    self._unasked += 1
+                    if self._unasked > MAX_UNASKED:
+                        self._cut(unasked(self._url))
                     continue
                 self._slots.release()
                 reply = self._replies.popleft()
@@ -155,7 +182,7 @@ class AsyncWebSocketConnection:
                     reply.set_result(message)
                     continue
                 self._late += 1
-                said = f": {message}" if isinstance(message, str) else ""
+                said = f": {clipped(message)}" if isinstance(message, str) else ""
                 logger.warning("dropped a reply that came after its request had been given up%s", said)
         except ConnectionClosed:
             pass
@@ -195,31 +222,42 @@ class AsyncWebSocketConnection:
                 if silent and not may_be_busy and not pong.done():
                     return self._cut(TimeoutError(f"the server has answered no ping for {PING_TIMEOUT_S:g} s"))
 
+    async def _bound_pongs(self) -> None:
+        """Cut off a server that pings without end and reads no pongs: `websockets` would keep them all in memory."""
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            if self._websocket.transport.get_write_buffer_size() > self._sending_bytes + MAX_UNREAD_PONG_BYTES:
+                return self._cut(ConnectionError(f"{shown(self._url)} sends pings and does not read the answers"))
+
     def _cut(self, why: Exception | None) -> None:
         """End the TCP connection at once; whoever waits gets `ConnectionClosed`, caused by `why`."""
         self._why_cut = why
         self._websocket.transport.abort()
 
 
-async def open_websocket(url: str, headers: Mapping[str, str], timeout: float) -> AsyncWebSocketConnection:
+async def open_websocket(
+    url: str, headers: Mapping[str, str], timeout: float, access: Access = DIRECT
+) -> AsyncWebSocketConnection:
     """Connect once, following redirects as the blocking client does.
 
     Raises:
         websockets.exceptions.InvalidURI: not a ws:// or wss:// URL.
         websockets.exceptions.InvalidStatus: the server answered the upgrade with another HTTP status.
-        OSError: no connection; `TimeoutError` after `timeout` seconds for TCP, TLS and upgrade, redirects included.
+        ssl.SSLCertVerificationError: the server's certificate is not to be trusted.
+        OSError: no connection; `TimeoutError` after `timeout` seconds for TCP, TLS and upgrade, redirects included;
+            `ProxyError` if it is the proxy that fails.
     """
     deadline = monotonic() + timeout
     for _ in range(MAX_REDIRECTS + 1):
         try:
-            return AsyncWebSocketConnection(await _upgrade(url, headers, deadline), url)
+            return AsyncWebSocketConnection(await _upgrade(url, headers, deadline, access), url)
         except Exception as error:
             url, headers = redirected(url, headers, error)
     raise too_many_redirects(url)
 
 
-async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> AsyncWebSocketConnection:
-    connection = await open_websocket(url, headers, waiting.begin_attempt())
+async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting, access: Access) -> AsyncWebSocketConnection:
+    connection = await open_websocket(url, headers, waiting.begin_attempt(), access)
     try:
         try:
             await connection.read_greeting(waiting.patience)
@@ -232,16 +270,49 @@ async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> As
     return connection
 
 
-async def _upgrade(url: str, headers: Mapping[str, str], deadline: float) -> ClientConnection:
+async def _upgrade(url: str, headers: Mapping[str, str], deadline: float, access: Access) -> ClientConnection:
     """TCP, TLS and the opening handshake on a socket of our own: no environment proxies, no redirects followed."""
     address = parse_uri(url)
-    sock = await _within(remaining(deadline), _connected_socket(address.host, address.port))
+    if access.proxy is None:
+        sock = await _within(remaining(deadline), _connected_socket(address.host, address.port))
+    else:
+        sock = await _tunnelled_socket(address.host, address.port, deadline, access.proxy)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return await connect(url, sock=sock, open_timeout=remaining(deadline), **upgrade_options(headers))
+        return await connect(url, sock=sock, open_timeout=remaining(deadline), **upgrade_options(url, headers, access))
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ConnectionResetError) and error.errno is None:  # asyncio's word for an end within TLS
+            error = ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol")
+        if isinstance(error, ssl.SSLError):
+            raise explained(url, error) from error
+        if isinstance(error, asyncio.TimeoutError):  # a class of its own until Python 3.11
+            raise TimeoutError("timed out") from error
+        raise
+
+
+async def _tunnelled_socket(host: str, port: int, deadline: float, proxy: Proxy) -> socket.socket:
+    """A socket that leads to the server through the proxy."""
+    until = min(deadline, monotonic() + HANDSHAKE_TIMEOUT_S)
+    with proxy.named_in_errors():
+        sock = await _within(remaining(until), _connected_socket(proxy.host, proxy.port))
+    try:
+        with proxy.named_in_errors():
+            answer = await _within(remaining(until), _answer_of(proxy, sock, host, port))
+        proxy.check(answer)
+        return sock
     except BaseException:
         sock.close()
         raise
+
+
+async def _answer_of(proxy: Proxy, sock: socket.socket, host: str, port: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, proxy.request(host, port))
+    answer = b""
+    while proxy.awaits_more(answer):
+        answer += await loop.sock_recv(sock, 1) or proxy.hung_up()
+    return answer
 
 
 async def _connected_socket(host: str, port: int) -> socket.socket:

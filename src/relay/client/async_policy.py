@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from relay.client.access import check_headers, read_access
 from relay.client.exchange import RESET, Exchange, LastCall, as_openpi_map, check_codec, check_reset, check_timeout
 from relay.protocol.images import Codec
 
@@ -30,6 +33,13 @@ class AsyncPolicy:
         codec: how frames are sent. A stock OpenPI server always gets plain arrays; `codec` is then None.
         headers: extra headers for the connection, such as a proxy's credentials. Never sent on to another origin.
         connect_timeout: seconds to wait for the server; None waits as long as it takes.
+        ca_file: a PEM file with the certificates to trust instead of the system's, for a server with a private
+            authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
+        proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
+            the environment names.
+
+    Raises:
+        ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
     """
 
     def __init__(
@@ -39,37 +49,42 @@ class AsyncPolicy:
         headers: Mapping[str, str] | None = None,
         *,
         connect_timeout: float | None = None,
+        ca_file: str | Path | None = None,
+        proxy: str | None = None,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
+        check_headers(headers or {})
         self._url = url
         self._codec = codec
         self._headers = headers or {}
         self._connect_timeout = connect_timeout
+        self._access = read_access(url, ca_file, proxy)
         self._open: tuple[AsyncWebSocketConnection, Exchange] | None = None
+        self._opening = False
 
     def __await__(self) -> Generator[Any, None, AsyncPolicy]:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> AsyncPolicy:
-        """Connect, unless that has been done.
+        """Connect, unless that has been done; a policy that was closed stays so.
 
         Raises:
             websockets.exceptions.InvalidURI: the address is no WebSocket URL.
             websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
-            RuntimeError: the server serves no policy.
+            ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
+            OSError: the proxy cannot be used.
+            RuntimeError: the server serves no policy, or another task is opening this one.
             TimeoutError: no server within `connect_timeout` seconds.
         """
+        if self._opening:
+            raise RuntimeError("another task is opening this policy: open it once, then share it")
         if self._open is None:
-            # Here, because loading asyncio takes time that most programs need not spend.
-            from relay.client.async_connection import connect_when_ready
-
-            connection = await connect_when_ready(self._url, self._headers, self._connect_timeout)
+            self._opening = True
             try:
-                self._open = connection, Exchange(connection.greeting, self._codec)
-            except BaseException:
-                await connection.close()
-                raise
+                self._open = await self._connect()
+            finally:
+                self._opening = False
         return self
 
     async def __aexit__(
@@ -92,10 +107,12 @@ class AsyncPolicy:
         check_timeout("timeout", timeout)
         connection, exchange = self._opened()
         request = exchange.encode(observation)
+        sent = threading.Event()
         try:
-            reply = await connection.request(request.message, timeout)
+            reply = await connection.request(request.message, timeout, sent.set)
         except BaseException:
-            exchange.give_up(request)  # timed out or cancelled: the server goes on
+            if sent.is_set():
+                exchange.give_up(request)  # timed out or cancelled: the server goes on
             raise
         return as_openpi_map(exchange.decode(request, reply, connection.late_replies), exchange.peer)
 
@@ -111,10 +128,12 @@ class AsyncPolicy:
         connection, exchange = self._opened()
         if not exchange.peer.resets:
             return
+        sent = threading.Event()
         try:
-            reply = await connection.request(RESET, timeout)
+            reply = await connection.request(RESET, timeout, sent.set)
         finally:
-            exchange.forget_sessions()  # only now: requests before this one may just have been answered
+            if sent.is_set():
+                exchange.forget_sessions()  # only now: requests before this one may just have been answered
         check_reset(reply)
 
     def get_server_metadata(self) -> dict[str, Any]:
@@ -135,6 +154,17 @@ class AsyncPolicy:
         """Close the connection; any later `infer` raises `websockets.exceptions.ConnectionClosed`."""
         if self._open is not None:
             await self._open[0].close()
+
+    async def _connect(self) -> tuple[AsyncWebSocketConnection, Exchange]:
+        # Here, because loading asyncio takes time that most programs need not spend.
+        from relay.client.async_connection import connect_when_ready
+
+        connection = await connect_when_ready(self._url, self._headers, self._connect_timeout, self._access)
+        try:
+            return connection, Exchange(connection.greeting, self._codec)
+        except BaseException:
+            await connection.close()
+            raise
 
     def _opened(self) -> tuple[AsyncWebSocketConnection, Exchange]:
         if self._open is None:

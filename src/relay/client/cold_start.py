@@ -12,7 +12,8 @@ from typing import Final
 
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
-from relay.client.connection import HANDSHAKE_TIMEOUT_S, WebSocketConnection, open_websocket, shown
+from relay.client.access import DIRECT, Access, ProxyError
+from relay.client.connection import HANDSHAKE_TIMEOUT_S, WebSocketConnection, open_websocket
 
 logger = logging.getLogger("relay.client")
 
@@ -28,7 +29,9 @@ _PASSING_STATUS: Final = frozenset({429, 502, 503, 504})
 _PASSING_CLOSE: Final = frozenset({1012, 1013})  # server restarting, server full
 
 
-def connect_when_ready(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+def connect_when_ready(
+    url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
+) -> WebSocketConnection:
     """Connect and read the metadata frame, trying again for as long as the server may just be starting.
 
     Every change of the reason for waiting is logged once.
@@ -40,16 +43,18 @@ def connect_when_ready(url: str, headers: Mapping[str, str], timeout: float | No
         TimeoutError: naming the last reason, after `timeout` seconds.
         websockets.exceptions.InvalidStatus, OSError and others: what waiting does not cure.
     """
-    waiting = Waiting(url, timeout)
+    waiting = Waiting(url, timeout, access)
     while True:
         try:
-            return _attempt(url, headers, waiting)
+            return _attempt(url, headers, waiting, access)
         except Exception as error:
             delay = waiting.delay_after(error)
         time.sleep(delay)
 
 
-def connect_once(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+def connect_once(
+    url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
+) -> WebSocketConnection:
     """Connect and read the metadata frame, without trying again; one log line says so if that takes long.
 
     Args:
@@ -62,41 +67,44 @@ def connect_once(url: str, headers: Mapping[str, str], timeout: float | None) ->
         websockets.exceptions.ConnectionClosed: the server hung up before its metadata.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    reminder = threading.Timer(PATIENCE_S, logger.warning, ("waiting for %s to be ready", shown(url)))
+    reminder = threading.Timer(PATIENCE_S, logger.warning, ("waiting for %s to be ready", access.name(url)))
     reminder.daemon = True
     reminder.start()
     try:
-        connection = _open_once(url, headers, timeout)
+        connection = _open_once(url, headers, timeout, access)
         try:
             connection.read_greeting(_remaining(deadline))
         except BaseException:
             connection.close()
             raise
         return connection
+    except ProxyError:
+        raise
     except TimeoutError as error:
         seconds = HANDSHAKE_TIMEOUT_S if timeout is None else timeout
-        raise TimeoutError(f"no answer from {shown(url)} within {seconds:g} s") from error
+        raise TimeoutError(f"no answer from {access.name(url)} within {seconds:g} s") from error
     finally:
         reminder.cancel()
 
 
-def _open_once(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+def _open_once(url: str, headers: Mapping[str, str], timeout: float | None, access: Access) -> WebSocketConnection:
     """`open_websocket`, whose errors then name the address and are `OSError` if the server cannot be reached."""
     try:
-        return open_websocket(url, headers, timeout)
-    except (TimeoutError, ssl.SSLError):
+        return open_websocket(url, headers, timeout, access)
+    except (TimeoutError, ProxyError, ssl.SSLError):
         raise
     except (InvalidMessage, EOFError, ConnectionClosed) as error:
-        raise ConnectionError(f"{shown(url)} did not answer as a WebSocket server does: {error}") from error
+        hint = "" if url.startswith("wss:") else "; with TLS: wss://"
+        raise ConnectionError(f"{access.name(url)} did not answer as a WebSocket server does: {error}{hint}") from error
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror or error}: {shown(url)}") from error
+        raise OSError(error.errno, f"{error.strerror or error}: {access.name(url)}") from error
 
 
 class Waiting:
     """How long to wait for the server at `url`, what for, and what to say about it; does no waiting itself."""
 
-    def __init__(self, url: str, timeout: float | None) -> None:
-        self._url = url
+    def __init__(self, url: str, timeout: float | None, access: Access = DIRECT) -> None:
+        self._server = access.name(url)
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._delays = _delays()
@@ -133,20 +141,19 @@ class Waiting:
         if self._deadline is not None and time.monotonic() + delay >= self._deadline:
             if self._allowed < TELLING_ATTEMPT_S and self._reported is not None:
                 reason = self._reported
-            url = shown(self._url)
-            raise TimeoutError(f"no policy server at {url} within {self._timeout:g} s: {reason}") from error
+            raise TimeoutError(f"no policy server at {self._server} within {self._timeout:g} s: {reason}") from error
         if reason != self._reported:
-            logger.warning("waiting for a policy server at %s: %s", shown(self._url), reason)
+            logger.warning("waiting for a policy server at %s: %s", self._server, reason)
             self._reported = reason
         return delay
 
     def say_connected(self) -> None:
         """Log that the metadata is waited for."""
-        logger.warning("connected to %s; waiting for its policy to be ready", shown(self._url))
+        logger.warning("connected to %s; waiting for its policy to be ready", self._server)
 
 
-def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting) -> WebSocketConnection:
-    connection = open_websocket(url, headers, waiting.begin_attempt())
+def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting, access: Access) -> WebSocketConnection:
+    connection = open_websocket(url, headers, waiting.begin_attempt(), access)
     try:
         try:
             connection.read_greeting(waiting.patience)
@@ -183,12 +190,12 @@ def _passing_reason(error: Exception) -> str | None:
                 return "the connection was lost"
             return f"closed with {close.code} {close.reason}".rstrip() if close.code in _PASSING_CLOSE else None
         case InvalidMessage() if isinstance(error.__cause__, EOFError):
-            return "the connection was closed during the handshake"
+            return "the connection was closed during the handshake; with TLS: wss://"
         case EOFError():  # how websockets 13 says the same
-            return "the connection was closed during the handshake"
+            return "the connection was closed during the handshake; with TLS: wss://"
         case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
-            return "the connection was closed during the TLS handshake"
-        case ssl.SSLError():  # a certificate or a protocol that does not fit
+            return "the connection was closed during the TLS handshake; without TLS: ws://"
+        case ssl.SSLError() | ProxyError():  # a certificate or a protocol that does not fit, the proxy asked for
             return None
         case TimeoutError():
             return "no answer"

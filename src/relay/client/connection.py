@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 import urllib.parse
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, SecurityError
 from websockets.http11 import Response
@@ -21,7 +22,16 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from relay.protocol.limits import CLOSE_TIMEOUT_S, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
+from relay.client.access import DIRECT, Access, Proxy, explained, shown
+from relay.client.tls_socket import TurnTakingSocket
+from relay.protocol.limits import (
+    CLOSE_TIMEOUT_S,
+    MAX_MESSAGE_BYTES,
+    PING_INTERVAL_S,
+    PING_TIMEOUT_S,
+    SUBPROTOCOL,
+)
+from relay.protocol.wording import clipped
 
 logger = logging.getLogger("relay.client")
 
@@ -32,6 +42,9 @@ WATCH_PERIOD_S: Final = 1.0
 """How often a connection looks for an overdue pong or an upload that has stopped."""
 
 MAX_REDIRECTS: Final = 5
+
+MAX_UNASKED: Final = 16
+"""Messages that answer no request, in the life of a connection; no server has a reason to send any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +79,8 @@ class Connection(Protocol):
         """Send one message and return the reply to it, never the reply to an earlier one.
 
         Raises:
-            TimeoutError: no reply within `timeout` seconds; the connection stays usable.
+            TimeoutError: no reply within `timeout` seconds. The connection stays usable, unless not even the message
+                could be sent: part of it is then on the wire, where nothing can follow.
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         ...
@@ -89,10 +103,12 @@ class WebSocketConnection:
         self._greeting: Greeting | None = None
         self._owed = 1  # replies that the server still owes us; the first frame is the first
         self._late = 0
+        self._unasked = 0
         self._sending = False
         self._send_deadline: float | None = None
         self._heard = monotonic()
         self._why_cut: Exception | None = None
+        self._in_doubt = False
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="relay-watch", daemon=True).start()
 
@@ -118,9 +134,30 @@ class WebSocketConnection:
         return self._late
 
     def request(self, message: bytes, timeout: float | None) -> bytes | str:
+        if self._in_doubt:
+            self._cut(ConnectionAbortedError("an earlier call was interrupted, and its reply may be lost or half read"))
+            self._raise_closed()
+        self._in_doubt = True  # and so it stays if Ctrl-C, which may strike anywhere, ends this call
+        try:
+            reply = self._request(message, timeout)
+        except (TimeoutError, ConnectionClosed):
+            self._in_doubt = False
+            raise
+        self._in_doubt = False
+        return reply
+
+    def _request(self, message: bytes, timeout: float | None) -> bytes | str:
         deadline = None if timeout is None else monotonic() + timeout
         self._drop_unasked()
-        self._send(message, deadline)
+        try:
+            self._send(message, deadline)
+        except ConnectionClosed as error:
+            if deadline is None or monotonic() < deadline:
+                raise
+            raise TimeoutError(
+                f"the request could not be sent to {shown(self._url)} within {timeout:g} s; "
+                "the connection is closed, since part of it is on the way"
+            ) from error
         while True:
             try:
                 reply = self._receive(None if deadline is None else deadline - monotonic())
@@ -132,7 +169,7 @@ class WebSocketConnection:
             if self._owed == 0:
                 return reply
             self._late += 1
-            said = f": {reply}" if isinstance(reply, str) else ""
+            said = f": {clipped(reply)}" if isinstance(reply, str) else ""
             logger.warning("dropped a reply that came after its request had timed out%s", said)
 
     def _drop_unasked(self) -> None:
@@ -143,18 +180,32 @@ class WebSocketConnection:
             except TimeoutError:
                 return
             logger.warning("dropped a message that %s sent without being asked", shown(self._url))
+            self._unasked += 1
+            if self._unasked > MAX_UNASKED:
+                return self._cut(unasked(self._url))
 
     def close(self) -> None:
         self._closed.set()
         if self._sending:
             self._cut(None)  # the closing handshake would wait behind the message
-        self._open.close()
+        # A server that sends pings and reads no pongs blocks the library's thread, which holds what closing waits for.
+        patience = threading.Timer(2 * CLOSE_TIMEOUT_S, self._cut, (None,))
+        patience.daemon = True
+        patience.start()
+        try:
+            self._open.close()
+        finally:
+            patience.cancel()
+
+    def _raise_closed(self) -> NoReturn:
+        self._send(b"", None)
+        raise AssertionError("nothing can be sent over a connection that was cut")
 
     def _send(self, message: bytes, deadline: float | None) -> None:
         self._owed += 1
         self._send_deadline = deadline
-        self._sending = True
         try:
+            self._sending = True
             self._websocket.send(message)
         except ConnectionClosed as error:
             raise error from (self._why_cut or error.__cause__)
@@ -186,7 +237,7 @@ class WebSocketConnection:
             now = monotonic()
             if self._sending:  # a ping would only wait behind the message
                 if self._send_deadline is not None and now > self._send_deadline:
-                    return self._cut(TimeoutError("the request could not be sent within its timeout"))
+                    return self._cut(TimeoutError("a request could not be sent within its timeout"))
             elif pong is not None and not pong.is_set():
                 may_be_busy = not self._relay and self._owed > 0
                 if not may_be_busy and now - max(asked, self._heard) > PING_TIMEOUT_S:
@@ -207,7 +258,9 @@ class WebSocketConnection:
             socket.socket.shutdown(self._websocket.socket, socket.SHUT_RDWR)
 
 
-def open_websocket(url: str, headers: Mapping[str, str], timeout: float | None) -> WebSocketConnection:
+def open_websocket(
+    url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
+) -> WebSocketConnection:
     """Connect once, following redirects; a redirect to another origin takes none of the caller's headers along.
 
     Args:
@@ -217,12 +270,13 @@ def open_websocket(url: str, headers: Mapping[str, str], timeout: float | None) 
     Raises:
         websockets.exceptions.InvalidURI: not a ws:// or wss:// URL.
         websockets.exceptions.InvalidStatus: the server answered the upgrade with another HTTP status.
-        OSError: no connection; `TimeoutError` after `timeout` seconds.
+        ssl.SSLCertVerificationError: the server's certificate is not to be trusted.
+        OSError: no connection; `TimeoutError` after `timeout` seconds, `ProxyError` if it is the proxy that fails.
     """
     deadline = None if timeout is None else monotonic() + timeout
     for _ in range(MAX_REDIRECTS + 1):
         try:
-            return WebSocketConnection(_upgrade(url, headers, deadline), url)
+            return WebSocketConnection(_upgrade(url, headers, deadline, access), url)
         except Exception as error:
             url, headers = redirected(url, headers, error)
     raise too_many_redirects(url)
@@ -237,19 +291,26 @@ def redirected(url: str, headers: Mapping[str, str], error: Exception) -> tuple[
     return target, headers if _origin(target) == _origin(url) else {}
 
 
+def unasked(url: str) -> ConnectionError:
+    """Why a connection is cut whose server goes on sending what nobody waits for."""
+    return ConnectionError(f"{shown(url)} has sent more than {MAX_UNASKED} messages without being asked")
+
+
 def too_many_redirects(url: str) -> SecurityError:
     return SecurityError(f"more than {MAX_REDIRECTS} redirects, the last to {shown(url)}")
 
 
-def upgrade_options(headers: Mapping[str, str]) -> dict[str, Any]:
+def upgrade_options(url: str, headers: Mapping[str, str], access: Access) -> dict[str, Any]:
     """What both of `websockets`' clients are told, besides URL, socket and time."""
+    trust = {"ssl": access.tls} if access.tls is not None and parse_uri(url).secure else {}
     return {
+        **trust,
         "subprotocols": [Subprotocol(SUBPROTOCOL)],
         "compression": None,
         "additional_headers": dict(headers),
         "ping_interval": None,
         "close_timeout": CLOSE_TIMEOUT_S,
-        "max_size": None,
+        "max_size": MAX_MESSAGE_BYTES,
     }
 
 
@@ -268,24 +329,45 @@ def limit_standstill(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * PING_TIMEOUT_S))
 
 
-def shown(url: str) -> str:
-    """The URL without what may be secret: user info, query and fragment."""
-    parts = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None) -> ClientConnection:
+def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None, access: Access) -> ClientConnection:
     """TCP, TLS and the opening handshake on a socket of our own.
 
     With a socket given, every release from 13 to 17 leaves environment proxies alone and follows no redirect.
     """
     address = parse_uri(url)
-    sock = socket.create_connection((address.host, address.port), timeout=remaining(deadline) or HANDSHAKE_TIMEOUT_S)
+    sock = _connected_socket(address.host, address.port, deadline, access.proxy)
     try:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        options = upgrade_options(headers)
+        options = upgrade_options(url, headers, access)
+        if address.secure:
+            options["ssl"] = options.get("ssl") or ssl.create_default_context()
+            options["ssl"].sslsocket_class = TurnTakingSocket
         return cast("ClientConnection", connect(url, sock=sock, open_timeout=remaining(deadline), **options))
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ssl.SSLError):
+            raise explained(url, error) from error
+        raise
+
+
+def _connected_socket(host: str, port: int, deadline: float | None, proxy: Proxy | None) -> socket.socket:
+    """A socket that leads to the server, directly or through the proxy."""
+    if proxy is None:
+        return socket.create_connection((host, port), timeout=remaining(deadline) or HANDSHAKE_TIMEOUT_S)
+    until = monotonic() + HANDSHAKE_TIMEOUT_S
+    until = until if deadline is None else min(until, deadline)
+    with proxy.named_in_errors():
+        sock = socket.create_connection((proxy.host, proxy.port), timeout=remaining(until))
+    try:
+        with proxy.named_in_errors():
+            sock.sendall(proxy.request(host, port))
+            answer = b""
+            while proxy.awaits_more(answer):
+                sock.settimeout(remaining(until))
+                answer += sock.recv(1) or proxy.hung_up()
+        proxy.check(answer)
+        return sock
     except BaseException:
         sock.close()
         raise

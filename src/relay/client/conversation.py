@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -35,7 +34,8 @@ class Conversation:
     def infer(self, observation: Mapping[str, Any], timeout: float | None) -> NDArray[Any] | dict[str, Any]:
         """The reply to one observation, an error map included; raises as `Exchange` and `Connection` do."""
         check_timeout("timeout", timeout)
-        with self._one_caller():
+        self._check_caller()
+        with self._in_use:
             request = self.exchange.encode(observation)
             try:
                 reply = self._connection.request(request.message, timeout)
@@ -47,7 +47,8 @@ class Conversation:
     def reset(self, timeout: float | None) -> None:
         """Have the server forget this connection's sessions, if it has any."""
         check_timeout("timeout", timeout)
-        with self._one_caller():
+        self._check_caller()
+        with self._in_use:
             self.exchange.forget_sessions()
             if self.exchange.peer.resets:
                 check_reset(self._connection.request(RESET, timeout))
@@ -56,17 +57,16 @@ class Conversation:
         """Close the connection; may be called from any thread, and again."""
         self._connection.close()
 
-    @contextmanager
-    def _one_caller(self) -> Generator[None]:
+    def _check_caller(self) -> None:
+        """Say so if two threads call at once; should both pass nevertheless, the lock makes them take turns.
+
+        The lock is not taken here: between that and the `with` block, Ctrl-C could leave it taken for ever.
+        """
         if os.getpid() != self._process:
             # Two processes on one connection would read each other's actions.
             raise RuntimeError("this policy was opened before a fork: open one of its own in each process")
-        if not self._in_use.acquire(blocking=False):
+        if self._in_use.locked():
             raise RuntimeError(
                 "this policy is busy in another thread: a policy serves one thread at a time, "
                 "so give each thread its own or take turns under a lock"
             )
-        try:
-            yield
-        finally:
-            self._in_use.release()

@@ -15,17 +15,24 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from relay.client.connection import Greeting, shown
-from relay.client.peer import Peer, PeerKind, read_peer, refusal
+from relay.client.access import shown
+from relay.client.connection import Greeting
+from relay.client.peer import Peer, PeerKind, is_error, read_peer, refusal, stated_error
 from relay.protocol import msgpack_numpy
 from relay.protocol.errors import InvalidPayload, ObservationError
 from relay.protocol.images import Codec, decode_images, encode_images
 from relay.protocol.limits import MAX_SESSIONS_PER_CONNECTION
 from relay.protocol.options import take_session_id
+from relay.protocol.wording import clipped
+from relay.protocol.wording import shown as worded
 
 logger = logging.getLogger("relay.client")
 
 _LONGEST_TIMEOUT_S: Final = 1e8  # what a lock can wait for on every platform, about three years
+
+MAX_NOTES: Final = 32
+LONGEST_NOTE: Final = 2_048
+"""What is kept of a server's notes on one reply; ours sends a few sentences."""
 
 RESET: Final = msgpack_numpy.pack({"endpoint": "reset"})
 
@@ -155,9 +162,7 @@ def as_openpi_map(value: NDArray[Any] | dict[str, Any], peer: Peer) -> dict[str,
 
 def error_text(value: NDArray[Any] | dict[str, Any]) -> str | None:
     """The message of an error map; None if the reply is none."""
-    if isinstance(value, dict) and value.get("type") == "error" and "actions" not in value:
-        return str(value.get("message") or value.get("error") or value)
-    return None
+    return stated_error(value) if isinstance(value, dict) and is_error(value) and "actions" not in value else None
 
 
 def check_reset(reply: bytes | str) -> None:
@@ -172,7 +177,8 @@ def check_reset(reply: bytes | str) -> None:
     message = error_text(value)
     if message is not None:
         raise RuntimeError(message)
-    if isinstance(value, np.ndarray) or value.get("status") != "reset successful":
+    status: object = value.get("status") if isinstance(value, dict) else None
+    if not isinstance(status, str) or status != "reset successful":
         raise RuntimeError("the server did not confirm the reset")
 
 
@@ -229,4 +235,8 @@ def _session_name(observation: Mapping[str, Any]) -> str:
 
 def _notes(value: NDArray[Any] | dict[str, Any]) -> tuple[str, ...]:
     notes: object = value.get("notes", ()) if isinstance(value, dict) else ()
-    return tuple(map(str, cast("list[object]", notes))) if isinstance(notes, list) else ()
+    if not isinstance(notes, list):
+        return ()
+    given = cast("list[object]", notes)
+    kept = [clipped(note, LONGEST_NOTE) if isinstance(note, str) else worded(note) for note in given[:MAX_NOTES]]
+    return (*kept, f"{len(given) - MAX_NOTES} further notes left out") if len(given) > MAX_NOTES else tuple(kept)

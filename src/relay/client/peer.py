@@ -10,12 +10,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, cast
 
-from relay.client.connection import Greeting, shown
+from relay.client.access import shown
+from relay.client.connection import Greeting
 from relay.protocol import msgpack_numpy
 from relay.protocol.errors import InvalidPayload
 from relay.protocol.limits import MAX_MESSAGE_BYTES
+from relay.protocol.wording import clipped, quoted
+from relay.protocol.wording import shown as worded
 
 logger = logging.getLogger("relay.client")
+
+LONGEST_JSON: Final = 65_536
+"""Characters of a text frame that may be a JSON error; parsing much more would cost time and memory for nothing."""
 
 VLLM_PATH: Final = "/v1/realtime/robot/openpi"
 
@@ -105,16 +111,26 @@ def read_peer(greeting: Greeting) -> Peer:
 
 
 def refusal(text: str) -> str:
-    """What a text frame says: the message of a JSON error, else the text itself."""
+    """What a text frame says: the message of a JSON error, else the text itself; of a very long one the two ends."""
     try:
-        error: object = json.loads(text)
-    except ValueError:
-        return text
-    fields = cast("dict[str, object]", error) if isinstance(error, dict) else {}
+        error: object = json.loads(text) if len(text) <= LONGEST_JSON else None
+    except (ValueError, RecursionError):
+        return clipped(text)
+    return stated_error(cast("dict[str, object]", error)) if isinstance(error, dict) else clipped(text)
+
+
+def stated_error(fields: Mapping[str, object]) -> str:
+    """The message of an error map, under either of its two names; of a very long one the two ends."""
     for message in (fields.get("message"), fields.get("error")):
-        if isinstance(message, str):
-            return message
-    return text
+        if isinstance(message, str) and message:
+            return clipped(message)
+    return f"an error without a message, of the keys {', '.join(quoted(key) for key in list(fields)[:8])}"
+
+
+def is_error(fields: Mapping[str, object]) -> bool:
+    """Whether a map says that it is an error; `type` may hold anything, arrays too."""
+    kind = fields.get("type")
+    return isinstance(kind, str) and kind == "error"
 
 
 def _read_metadata(greeting: Greeting) -> dict[str, Any]:
@@ -130,8 +146,8 @@ def _read_metadata(greeting: Greeting) -> dict[str, Any]:
             f"{shown(greeting.url)} is no policy server: its first frame is a {type(metadata).__name__}, not a map"
         )
     result = cast("dict[str, Any]", metadata)
-    if result.get("type") == "error":
-        raise RuntimeError(str(result.get("message") or result.get("error") or result))
+    if is_error(result):
+        raise RuntimeError(stated_error(result))
     return result
 
 
@@ -149,12 +165,12 @@ def _max_payload(greeting: Greeting, metadata: Mapping[str, Any]) -> int:
     if stated is None:
         return MAX_MESSAGE_BYTES
     try:
-        limit = int(str(stated))
-    except ValueError:
+        limit = 0 if isinstance(stated, bool) else int(cast(Any, stated))
+    except (TypeError, ValueError):
         limit = 0
     if limit <= 0:
         logger.warning(
-            "%s states a payload limit of %r; using %d bytes", shown(greeting.url), stated, MAX_MESSAGE_BYTES
+            "%s states a payload limit of %s; using %d bytes", shown(greeting.url), worded(stated), MAX_MESSAGE_BYTES
         )
         return MAX_MESSAGE_BYTES
     return min(limit, MAX_MESSAGE_BYTES)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from relay.client.access import check_headers, read_access
 from relay.client.cold_start import connect_when_ready
 from relay.client.conversation import Conversation
 from relay.client.exchange import LastCall, as_openpi_map, check_codec, check_timeout
@@ -23,10 +25,17 @@ class Policy:
         codec: how frames are sent. A stock OpenPI server always gets plain arrays; `codec` is then None.
         headers: extra headers for the connection, such as a proxy's credentials. Never sent on to another origin.
         connect_timeout: seconds to wait for the server; None waits as long as it takes.
+        ca_file: a PEM file with the certificates to trust instead of the system's, for a server with a private
+            authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
+        proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
+            the environment names.
 
     Raises:
+        ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
         websockets.exceptions.InvalidURI: `url` is no WebSocket URL.
         websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
+        ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
+        OSError: the proxy cannot be used.
         RuntimeError: the server serves no policy.
         TimeoutError: no server within `connect_timeout` seconds.
     """
@@ -38,10 +47,14 @@ class Policy:
         headers: Mapping[str, str] | None = None,
         *,
         connect_timeout: float | None = None,
+        ca_file: str | Path | None = None,
+        proxy: str | None = None,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
-        self._conversation = Conversation(connect_when_ready(url, headers or {}, connect_timeout), codec)
+        check_headers(headers or {})
+        access = read_access(url, ca_file, proxy)
+        self._conversation = Conversation(connect_when_ready(url, headers or {}, connect_timeout, access), codec)
 
     def infer(self, observation: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """Send one observation and return the next actions.
@@ -58,7 +71,8 @@ class Policy:
             RuntimeError: the server failed the request; the text is the server's. An OpenPI server then closes the
                 connection.
             ValueError: the observation holds an option that this server would ignore, or is too big to send.
-            TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable.
+            TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable, unless not
+                even the observation could be sent: later calls then raise `ConnectionClosed`.
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         answer = self._conversation.infer(observation, timeout)

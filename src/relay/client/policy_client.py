@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from relay.client.access import check_headers, read_access
 from relay.client.cold_start import connect_once
 from relay.client.conversation import Conversation
 from relay.client.exchange import LastCall, check_codec, check_timeout, error_text
@@ -28,12 +30,18 @@ class PolicyClient:
         codec: how frames are sent. A vLLM-Omni server always gets plain arrays; `codec` is then None.
         headers: extra headers for the connection, such as a proxy's credentials. Never sent on to another origin.
         connect_timeout: seconds to wait for the server; None waits as long as it takes.
+        ca_file: a PEM file with the certificates to trust instead of the system's, for a server with a private
+            authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
+        proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
+            the environment names.
 
     Raises:
         KeyError: `WALLE_URL` is not set.
+        ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
         websockets.exceptions.InvalidURI: `WALLE_URL` is no WebSocket URL.
         websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
-        OSError: the server cannot be reached; `TimeoutError` after `connect_timeout` seconds.
+        ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
+        OSError: the server, or the proxy, cannot be reached; `TimeoutError` after `connect_timeout` seconds.
         websockets.exceptions.ConnectionClosed: the server hung up before it was ready.
         RuntimeError: the server serves no policy.
     """
@@ -45,10 +53,15 @@ class PolicyClient:
         codec: Codec = Codec.RAW,
         headers: Mapping[str, str] | None = None,
         connect_timeout: float | None = None,
+        ca_file: str | Path | None = None,
+        proxy: str | None = None,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
-        self._conversation = Conversation(connect_once(policy_url(model), headers or {}, connect_timeout), codec)
+        check_headers(headers or {})
+        url = policy_url(model)
+        access = read_access(url, ca_file, proxy)
+        self._conversation = Conversation(connect_once(url, headers or {}, connect_timeout, access), codec)
 
     def infer(
         self, observation: Mapping[str, Any], *, timeout: float | None = None
@@ -69,7 +82,8 @@ class PolicyClient:
         Raises:
             RuntimeError: the server answered with text, or with what is neither actions nor an error.
             ValueError: the observation holds an option that this server would ignore, or is too big to send.
-            TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable.
+            TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable, unless not
+                even the observation could be sent: later calls then raise `ConnectionClosed`.
             websockets.exceptions.ConnectionClosed: the connection is closed, by `close` or for having been idle.
         """
         answer = self._conversation.infer(observation, timeout)

@@ -12,7 +12,7 @@ from typing import Final
 
 from websockets.exceptions import InvalidURI
 
-from relay.client.connection import shown
+from relay.client.access import shown
 from relay.client.peer import VLLM_PATH
 
 URL_VARIABLE: Final = "WALLE_URL"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, cast
 
 import numpy as np
@@ -23,24 +24,23 @@ def to_marker(value: Any) -> dict[bytes, Any]:
         if isinstance(value, np.ma.MaskedArray):
             raise ValueError("a masked array cannot be sent, its mask would be lost; use .filled() first")
         array = cast(Any, value)
-        dtype = _sendable(array.dtype)
-        return {b"__ndarray__": True, b"data": _elements(array), b"dtype": dtype, b"shape": array.shape}
+        if array.dtype.str not in _DTYPES:
+            raise ValueError(f"dtype {array.dtype.name} cannot be sent{_remedy(array.dtype)}")
+        return {b"__ndarray__": True, b"data": _elements(array), b"dtype": array.dtype.str, b"shape": array.shape}
     if isinstance(value, np.generic):
         scalar = cast(Any, value)
-        dtype, plain = _sendable(scalar.dtype), scalar.item()
-        if type(plain) not in (bool, int, float):  # dates, and long doubles, whose item is again a long double
-            raise ValueError(f"a {scalar.dtype.name} scalar cannot be sent; use a plain number, text or an array")
-        return {b"__npgeneric__": True, b"data": plain, b"dtype": dtype}
+        if scalar.dtype.str not in _DTYPES:
+            raise ValueError(f"a {scalar.dtype.name} scalar cannot be sent; use a plain number or text")
+        return {b"__npgeneric__": True, b"data": scalar.item(), b"dtype": scalar.dtype.str}
     if isinstance(value, int):
         raise ValueError("an integer beyond 64 bits cannot be sent")
     raise TypeError(f"{type(value).__name__} cannot be sent; use arrays, numbers, text, bytes, lists and dicts")
 
 
-def _sendable(dtype: Any) -> str:
-    if dtype.kind in "VOc":
-        hint = "; convert it with .astype(np.float32)" if "float" in dtype.name else ""
-        raise ValueError(f"dtype {dtype.name} cannot be sent{hint}")
-    return dtype.str
+def _remedy(dtype: Any) -> str:
+    if "float" in dtype.name:
+        return "; convert it with .astype(np.float32)"
+    return "; send text as str, several in a list" if dtype.kind in "US" else ""
 
 
 def _elements(array: Any) -> bytes | memoryview:
@@ -61,8 +61,6 @@ def from_marker(fields: dict[Any, Any]) -> Any:
     """
     if len(fields) == 4 and fields.keys() == _OPENPI_ARRAY and fields[b"__ndarray__"] is True:
         return _array(fields[b"dtype"], fields[b"shape"], fields[b"data"])
-    if _MARKERS.isdisjoint(fields):
-        return fields
     named = {as_text(key): value for key, value in fields.items()}
     if _is_true(named.get("__ndarray__")):
         _check_names("array", fields, named, ("__ndarray__", "data", "dtype", "shape"))
@@ -77,6 +75,9 @@ def from_marker(fields: dict[Any, Any]) -> Any:
 
 _OPENPI_ARRAY: Final = {b"__ndarray__", b"data", b"dtype", b"shape"}
 _MARKERS: Final = frozenset((b"__ndarray__", b"__npgeneric__", b"nd", "__ndarray__", "__npgeneric__", "nd"))
+is_plain_map: Final = _MARKERS.isdisjoint
+"""Whether a map has no key that tells a marker, so that `from_marker` need not be asked."""
+
 _LEGACY_ARRAY: Final = {"nd", "type", "kind", "shape", "data"}
 # vLLM-Omni sends `kind` with a scalar, msgpack-numpy does not.
 _LEGACY_FORMS: Final = (_LEGACY_ARRAY, {"nd", "type", "kind", "data"}, {"nd", "type", "data"})
@@ -137,20 +138,16 @@ def _array(dtype_text: Any, shape: Any, data: Any) -> NDArray[Any]:
 
 def _scalar(dtype_text: Any, value: Any) -> Any:
     dtype = _dtype(dtype_text)
+    low, high = _RANGES[dtype.str[1:]]
     if dtype.kind == "b":
         fits = type(value) is bool
     elif dtype.kind == "f":
-        fits = type(value) in (int, float) and _fits_float(float(value), dtype)
+        fits = type(value) in (int, float) and (low <= value <= high or not math.isfinite(value))
     else:
-        limits = np.iinfo(dtype)
-        fits = type(value) is int and limits.min <= value <= limits.max
+        fits = type(value) is int and low <= value <= high
     if not fits:
         raise InvalidPayload(f"scalar marker has the value {shown(value)}, which is no {dtype.name}")
     return dtype.type(value)
-
-
-def _fits_float(value: float, dtype: Any) -> bool:
-    return not np.isfinite(value) or abs(value) <= float(np.finfo(dtype).max)
 
 
 def _dtype(text: Any) -> Any:
@@ -176,3 +173,12 @@ def _dtype_table() -> dict[str | bytes, Any]:
 
 
 _DTYPES: Final = _dtype_table()
+
+
+def _range_of(dtype: Any) -> tuple[int | float, int | float]:
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    return (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+
+
+_RANGES: Final = {dtype.str[1:]: _range_of(dtype) for dtype in _DTYPES.values()}

@@ -16,7 +16,7 @@ from PIL import Image
 
 from relay.protocol.errors import ObservationError
 from relay.protocol.image_header import ImageHeader, image_header, is_image_file, pixels_only
-from relay.protocol.limits import MAX_IMAGE_SIDE
+from relay.protocol.limits import MAX_DEPTH, MAX_FRAMES, MAX_IMAGE_SIDE
 from relay.protocol.wording import child_path, shown
 
 try:
@@ -66,7 +66,7 @@ def encode_images(observation: Mapping[str, Any], codec: Codec) -> dict[str, Any
     included, passes through.
 
     Raises:
-        ValueError: naming the key, for a frame of more than 4,096 pixels a side.
+        ValueError: naming the key, for a frame of more than 4,096 pixels a side or nesting deeper than 16 levels.
     """
     if codec is Codec.RAW:
         return dict(observation)
@@ -159,43 +159,62 @@ def decoded_bytes(value: Any, name: str = "image") -> int:
         return cast("NDArray[Any]", value).nbytes
     if isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
+        frames = _count_frames(parts)
+        if frames > MAX_FRAMES:
+            raise ObservationError(f"{name} holds {frames} frames; at most {MAX_FRAMES} are accepted")
         return sum(decoded_bytes(part, child_path(name, index)) for index, part in enumerate(parts))
     raise ObservationError(
         f"{name} is {shown(value)}; expected an (H, W, 3) uint8 RGB array or the bytes of a JPEG, PNG or WebP file"
     )
 
 
-def _encode_slot(value: Any, codec: Codec, name: str) -> Any:
+def _count_frames(parts: Any) -> int:
+    return sum(_count_frames(part) if isinstance(part, (list, tuple)) else 1 for part in parts)
+
+
+def _encode_slot(value: Any, codec: Codec, name: str, depth: int = 1) -> Any:
+    _check_depth(name, depth)
     if isinstance(value, dict):
         return {
-            key: _encode_slot(part, codec, child_path(name, key)) for key, part in cast("dict[Any, Any]", value).items()
+            key: _encode_slot(part, codec, child_path(name, key), depth + 1)
+            for key, part in cast("dict[Any, Any]", value).items()
         }
     if isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
-        return [_encode_slot(part, codec, child_path(name, index)) for index, part in enumerate(parts)]
+        return [_encode_slot(part, codec, child_path(name, index), depth + 1) for index, part in enumerate(parts)]
     if not isinstance(value, np.ndarray):
         return value
     array = cast("NDArray[Any]", value)
     if array.dtype != np.uint8 or array.ndim < 3 or array.shape[-1] != 3 or array.size == 0:
         return array
     if array.ndim > 3:
-        return [_encode_slot(part, codec, child_path(name, index)) for index, part in enumerate(array)]
+        return [_encode_slot(part, codec, child_path(name, index), depth + 1) for index, part in enumerate(array)]
     try:
         return encode_frame(array, codec)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _decode_slot(value: Any, name: str) -> Any:
+def _decode_slot(value: Any, name: str, depth: int = 1) -> Any:
+    _check_depth(name, depth)
     if isinstance(value, dict):
-        return {key: _decode_slot(part, child_path(name, key)) for key, part in cast("dict[Any, Any]", value).items()}
+        return {
+            key: _decode_slot(part, child_path(name, key), depth + 1)
+            for key, part in cast("dict[Any, Any]", value).items()
+        }
     if isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
-        decoded = [_decode_slot(part, child_path(name, index)) for index, part in enumerate(parts)]
+        decoded = [_decode_slot(part, child_path(name, index), depth + 1) for index, part in enumerate(parts)]
         return parts if all(new is old for new, old in zip(decoded, parts, strict=True)) else _stacked(decoded)
     if isinstance(value, _BYTES_LIKE) and is_image_file(bytes(value)):
         return decode_frame(bytes(value), name)
     return value
+
+
+def _check_depth(name: str, depth: int) -> None:
+    """A list may hold itself."""
+    if depth > MAX_DEPTH:
+        raise ObservationError(f"{name}: nested deeper than {MAX_DEPTH} levels")
 
 
 def _stacked(parts: list[Any]) -> Any:

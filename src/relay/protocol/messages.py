@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from relay.protocol.errors import InvalidPayload, ObservationError
 from relay.protocol.msgpack_numpy import pack, unpack
 from relay.protocol.options import Options, take_options, take_session_id
-from relay.protocol.wording import as_text, child_path, quoted, shown
+from relay.protocol.wording import as_text, key_path, quoted, shown
 
 Observation: TypeAlias = Mapping[str, Any]
 """What the robot sees, by the model's or the robot's own keys, transport keys removed.
@@ -54,7 +54,7 @@ def decode_request(data: bytes | str) -> Infer | Reset:
     value = unpack(data)
     if not isinstance(value, dict):
         raise InvalidPayload(f"the message is {shown(value)}; a request is a map")
-    observation = _with_text_keys(cast("dict[str | bytes, Any]", value), "")
+    observation = _with_text_keys(cast("dict[str | bytes, Any]", value), ())
     endpoint_named = "endpoint" in observation
     endpoint = as_text(observation.pop("endpoint", "infer"))
     if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
@@ -67,24 +67,28 @@ def decode_request(data: bytes | str) -> Infer | Reset:
 
 
 def encode_reply(
-    actions: Actions,
+    actions: bytes,
     policy_timing: Mapping[str, float],
     server_timing: Mapping[str, float],
     notes: Sequence[str] = (),
 ) -> bytes:
-    """The OpenPI reply map; timings are in milliseconds. `notes` is there only when it has entries.
+    """The OpenPI reply map around actions that `encode_bare` has encoded; timings are in milliseconds.
 
-    `actions` is the only array in it: openpi's ActionChunkBroker slices every array of a reply along axis 0
-    (openpi: packages/openpi-client/src/openpi_client/action_chunk_broker.py).
+    `notes` is there only when it has entries. `actions` is the only array: openpi's ActionChunkBroker slices every one
+    along axis 0 (openpi: packages/openpi-client/src/openpi_client/action_chunk_broker.py).
     """
-    reply: dict[str, Any] = {
-        "actions": _float32(actions),
+    rest: dict[str, Any] = {
         "policy_timing": {key: float(value) for key, value in policy_timing.items()},
         "server_timing": {key: float(value) for key, value in server_timing.items()},
     }
     if notes:
-        reply["notes"] = [str(note) for note in notes]
-    return pack(reply)
+        rest["notes"] = [str(note) for note in notes]
+    fields = pack(rest)
+    # A map of up to 14 fields begins with one byte that counts them, so that one more can be put before them.
+    return b"".join((bytes([fields[0] + 1]), _ACTIONS, actions, fields[1:]))
+
+
+_ACTIONS: Final = pack("actions")
 
 
 def encode_bare(actions: Actions) -> bytes:
@@ -98,8 +102,19 @@ def _float32(actions: Actions) -> NDArray[np.float32] | dict[str, NDArray[np.flo
     return np.ascontiguousarray(actions, dtype="<f4")
 
 
-def _with_text_keys(fields: dict[str | bytes, Any], path: str) -> dict[str, Any]:
-    """The same map with text keys, also in the maps inside it."""
+def _with_text_keys(fields: dict[str | bytes, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """The map with text keys, also in the maps inside it; a map that has no others is changed in place."""
+    only_text = True
+    for key, value in fields.items():
+        if type(key) is not str:
+            only_text = False
+            break
+        if type(value) is dict and value:
+            fields[key] = _with_text_keys(cast("dict[str | bytes, Any]", value), (*path, key))
+    return cast("dict[str, Any]", fields) if only_text else _converted(fields, path)
+
+
+def _converted(fields: dict[str | bytes, Any], path: tuple[str, ...]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in fields.items():
         name = key
@@ -109,8 +124,8 @@ def _with_text_keys(fields: dict[str | bytes, Any], path: str) -> dict[str, Any]
             except UnicodeDecodeError:
                 raise InvalidPayload(f"key {quoted(name)} is not UTF-8") from None
         if name in result:
-            raise ObservationError(f"{child_path(path, name)} is given twice, as text and as bytes")
-        if isinstance(value, dict):
-            value = _with_text_keys(cast("dict[str | bytes, Any]", value), child_path(path, name))
+            raise ObservationError(f"{key_path((*path, name))} is given twice, as text and as bytes")
+        if type(value) is dict and value:
+            value = _with_text_keys(cast("dict[str | bytes, Any]", value), (*path, name))
         result[name] = value
     return result

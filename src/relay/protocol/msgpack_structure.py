@@ -6,26 +6,30 @@ byte at which the message is wrong.
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from relay.protocol.errors import InvalidPayload
-from relay.protocol.limits import MAX_CONTAINER_ITEMS, MAX_DEPTH, MAX_ITEMS, MAX_STRING_BYTES
+from relay.protocol.limits import MAX_CONTAINER_ITEMS, MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS, MAX_STRING_BYTES
 
 
-def check_structure(data: bytes) -> None:
+def check_structure(data: bytes, most_values: int = sys.maxsize) -> int:
     """Check that `data` is one complete MessagePack value within the limits; a map pair counts as one item.
+
+    Returns:
+        How many bytes were read; not all of them if there are more than `most_values` values, keys included.
 
     Raises:
         InvalidPayload: naming the byte offset of the first fault.
     """
     end = len(data)
     position = 0
-    items = 0
+    items = containers = 0
     depth = 0
     pending = 1  # values, or keys and values, still to read in the innermost container
     in_map = False
     outer: list[tuple[int, bool]] = []
-    while True:
+    for _ in range(most_values):
         if pending == 0:
             if not outer:
                 break
@@ -42,36 +46,53 @@ def check_structure(data: bytes) -> None:
         if size:
             position += size
             continue
-        kind, width = _SIZED[code]
+        kind, width, count = _SIZED[code]
         start = position + 1 + width
-        if start > end:
-            raise _truncated(end)
-        count = int.from_bytes(data[position + 1 : start], "big") if width else code & _FIX_MASKS[kind]
-        if kind in _BLOBS:
-            if kind == _TEXT:
+        if width:
+            if start > end:
+                raise _truncated(end)
+            count = int.from_bytes(data[position + 1 : start], "big")
+        if kind is _TEXT:
+            if count > MAX_STRING_BYTES or not data[start : start + count].isascii():
                 _check_text(data, position, start, count)
             position = start + count
             continue
-        if kind == _REFUSED:
+        if kind is _BYTES:
+            position = start + count
+            continue
+        if kind is _REFUSED:
             raise InvalidPayload(f"byte {position}: {_name(code)} is not accepted")
         if count > MAX_CONTAINER_ITEMS:
             raise InvalidPayload(
                 f"byte {position}: {kind} of {count} items; at most {MAX_CONTAINER_ITEMS} are accepted"
             )
         items += count
-        if items > MAX_ITEMS:
-            raise InvalidPayload(f"byte {position}: more than {MAX_ITEMS} items in one message")
+        containers += 1
+        if items > MAX_ITEMS or containers > MAX_CONTAINERS:
+            raise InvalidPayload(f"byte {position}: {too_many(items)}")
         depth += 1
         if depth > MAX_DEPTH:
             raise InvalidPayload(f"byte {position}: nested deeper than {MAX_DEPTH} levels")
-        outer.append((pending, in_map))
-        in_map = kind == _MAP
-        pending = 2 * count if in_map else count
         position = start
+        if count == 0:
+            depth -= 1
+            continue
+        outer.append((pending, in_map))
+        in_map = kind is _MAP
+        pending = 2 * count if in_map else count
+    else:
+        return position
     if position > end:
         raise _truncated(end)
     if position < end:
         raise InvalidPayload(f"byte {position}: {end - position} bytes after the end of the message")
+    return end
+
+
+def too_many(items: int) -> InvalidPayload:
+    """Which of the two limits on a whole message is exceeded."""
+    what = f"{MAX_ITEMS} items" if items > MAX_ITEMS else f"{MAX_CONTAINERS} maps and lists"
+    return InvalidPayload(f"more than {what} in one message")
 
 
 def _truncated(end: int) -> InvalidPayload:
@@ -98,7 +119,7 @@ def _name(code: int) -> str:
         return "nil"
     if code == 0xC1:
         return "the reserved code 0xc1"
-    kind, _ = _SIZED[code]
+    kind = _SIZED[code][0]
     return "an extension type" if kind == _REFUSED else f"a {kind}"
 
 
@@ -107,8 +128,6 @@ _BYTES: Final = "byte string"
 _LIST: Final = "list"
 _MAP: Final = "map"
 _REFUSED: Final = "refused"
-_BLOBS: Final = frozenset((_TEXT, _BYTES))
-_FIX_MASKS: Final = {_TEXT: 0x1F, _LIST: 0x0F, _MAP: 0x0F, _REFUSED: 0}
 
 
 def _scalar_sizes() -> bytes:
@@ -125,15 +144,15 @@ def _scalar_sizes() -> bytes:
     return bytes(sizes)
 
 
-def _sized_kinds() -> list[tuple[str, int]]:
-    """Kind of value and width of its length field, by first byte."""
-    kinds = [(_REFUSED, 0)] * 256
-    kinds[0x80:0x90] = [(_MAP, 0)] * 16
-    kinds[0x90:0xA0] = [(_LIST, 0)] * 16
-    kinds[0xA0:0xC0] = [(_TEXT, 0)] * 32
-    kinds[0xC4:0xC7] = [(_BYTES, 1), (_BYTES, 2), (_BYTES, 4)]
-    kinds[0xD9:0xDC] = [(_TEXT, 1), (_TEXT, 2), (_TEXT, 4)]
-    kinds[0xDC:0xE0] = [(_LIST, 2), (_LIST, 4), (_MAP, 2), (_MAP, 4)]
+def _sized_kinds() -> list[tuple[str, int, int]]:
+    """Kind of value, width of its length field, and its length where it has none, by first byte."""
+    kinds = [(_REFUSED, 0, 0)] * 256
+    kinds[0x80:0x90] = [(_MAP, 0, count) for count in range(16)]
+    kinds[0x90:0xA0] = [(_LIST, 0, count) for count in range(16)]
+    kinds[0xA0:0xC0] = [(_TEXT, 0, count) for count in range(32)]
+    kinds[0xC4:0xC7] = [(_BYTES, 1, 0), (_BYTES, 2, 0), (_BYTES, 4, 0)]
+    kinds[0xD9:0xDC] = [(_TEXT, 1, 0), (_TEXT, 2, 0), (_TEXT, 4, 0)]
+    kinds[0xDC:0xE0] = [(_LIST, 2, 0), (_LIST, 4, 0), (_MAP, 2, 0), (_MAP, 4, 0)]
     return kinds
 
 

@@ -49,6 +49,8 @@ def take_options(observation: dict[str, Any]) -> Options:
     Raises:
         ObservationError: naming the key, what came and what is expected.
     """
+    if _KEYS.isdisjoint(observation):
+        return _NONE
     seed = _take_seed(observation)
     noise = _take_array(observation, "noise", "(action_horizon, action_dim)", exact=True)
     if seed is not None and noise is not None:
@@ -67,6 +69,24 @@ def take_options(observation: dict[str, Any]) -> Options:
     )
 
 
+_KEYS: Final = frozenset(
+    (
+        "num_steps",
+        "num_inference_steps",
+        "sampling_params",
+        "seed",
+        "noise",
+        "adapter_dir",
+        "deadline_ms",
+        "prev_actions",
+        "inference_delay",
+        "execution_horizon",
+        "executed_actions",
+    )
+)
+_NONE: Final = Options()
+
+
 def take_session_id(observation: dict[str, Any]) -> str:
     """Remove `session_id` and return it as text; missing, nil or empty means `default`.
 
@@ -74,6 +94,8 @@ def take_session_id(observation: dict[str, Any]) -> str:
         ObservationError: for other types than text, bytes, an integer, or one of those in a list or array.
     """
     value = observation.pop("session_id", None)
+    if value is None:
+        return "default"
     name = _only_element(value)
     if isinstance(name, bytes):
         try:

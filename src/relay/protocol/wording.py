@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any, Final, cast
 
 import numpy as np
@@ -12,6 +14,14 @@ def quoted(text: str | bytes, limit: int = 80) -> str:
     """The sender's text as it may stand in a message or a log: escaped, on one line, cut to `limit` characters."""
     escaped = ascii(as_text(text[: limit + 1]))
     return escaped if len(escaped) <= limit else f"{escaped[: limit - 3]}...'"
+
+
+def clipped(text: str, limit: int = 16_384) -> str:
+    """The text, or its two ends and how much is left out between them, when it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
 def shown(value: object) -> str:
@@ -44,3 +54,8 @@ def child_path(path: str, key: object) -> str:
     if isinstance(key, (str, bytes)):
         return f"{path}[{quoted(key)}]" if path else quoted(key)[1:-1]
     return f"{path}[{shown(key)}]"
+
+
+def key_path(keys: Iterable[object]) -> str:
+    """The path of the part under these keys, from the outermost in; empty for the whole."""
+    return reduce(child_path, keys, "")

@@ -27,9 +27,12 @@ from websockets.typing import Subprotocol
 
 from relay.engine.worker import DeviceFault, DeviceFull, LoadEngine, LoadFailed, WorkerStatus
 from relay.protocol.limits import CLOSE_TIMEOUT_S, MAX_MESSAGE_BYTES, SUBPROTOCOL
-from relay.server.connection import Goodbye, serve_connection
+from relay.server.admission import Admission, Exposed, bound_addresses, check_exposure, log_terms
+from relay.server.connection import Goodbye, peer_name, serve_connection
 from relay.server.dialects import NO_POLICY, dialect_for, is_health_check, is_metrics
-from relay.server.exposition import CONTENT_TYPE, can_be_exposed, exposition, is_local
+from relay.server.door import Entrance
+from relay.server.log_limit import LimitedLog
+from relay.server.metrics_page import MetricsPage
 from relay.server.policies import NotServed, Offer, Policies
 from relay.server.settings import ServerSettings
 
@@ -50,7 +53,8 @@ def serve(policies: LoadEngine | Mapping[str, Offer], settings: ServerSettings |
         settings: address, bounds and defaults.
 
     Raises:
-        SystemExit: with a message and code 1, if the address cannot be bound or a policy cannot be loaded.
+        SystemExit: with a message and code 1, if the address cannot be bound or a policy cannot be loaded; with code
+            2, if the settings would let strangers drive the policy.
 
     A lost device ends the process with code 1 without unwinding.
     """
@@ -62,6 +66,9 @@ def serve(policies: LoadEngine | Mapping[str, Offer], settings: ServerSettings |
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if failure is None else 1)
+    if isinstance(failure, Exposed):
+        print(f"relay: {failure}", file=sys.stderr)
+        raise SystemExit(2)
     if failure is not None:
         raise SystemExit(f"relay: {failure}")
 
@@ -78,11 +85,16 @@ class Server:
         self._settings = settings or ServerSettings()
         offers = {"policy": Offer(policies, self._settings)} if callable(policies) else policies
         self._policies = Policies(offers, self._on_fatal)
+        self._metrics = MetricsPage(self._settings, self._policies, lambda: len(self._connections))
         self._instance_id = secrets.token_hex(8)
+        self._entrance = Entrance(self._settings.tls)
+        self._admission = Admission(
+            self._settings.api_keys, self._settings.allowed_origins, self._settings.allowed_hosts
+        )
+        self._turned_away = LimitedLog(logger, "upgrades that were turned away")
         self._connections: dict[ServerConnection, asyncio.Task[Any]] = {}
         self._failure: LoadFailed | DeviceFault | None = None
         self._listener: Listener
-        self._metrics_listener: Listener | None = None
         self._stopping: asyncio.Future[Goodbye]
         self._drain: asyncio.Task[None] | None = None
 
@@ -91,14 +103,13 @@ class Server:
 
         Raises:
             OSError: the address cannot be bound.
+            Exposed: it is no loopback address, and nothing would keep strangers out.
         """
         self._stopping = asyncio.get_running_loop().create_future()
         listening = listen(
             self._accept,
             self._settings.host,
             self._settings.port,
-            # Robots send no Origin; a web page that reaches for a server in the local network always does.
-            origins=[None],
             select_subprotocol=_select_subprotocol,
             compression=None,  # as openpi: deflating camera frames takes longer than sending them
             process_request=self._process_request,
@@ -108,18 +119,22 @@ class Server:
             close_timeout=CLOSE_TIMEOUT_S,
             max_size=MAX_MESSAGE_BYTES,
             max_queue=1,  # what lies beyond the outstanding requests stays in the peer's socket
+            create_connection=cast(Any, self._entrance),
+            start_serving=False,
         )  # asyncio and uvloop set TCP_NODELAY on every connection
         self._listener = cast(Listener, await listening)
-        self._port: int = next(iter(self._listener.sockets)).getsockname()[1]
+        bound = bound_addresses(self._listener.sockets)
         try:
-            await self._listen_for_metrics()
-        except OSError:
+            check_exposure((address for address, _ in bound), self._settings.api_keys, self._settings.insecure)
+            await self._metrics.listen()
+        except (Exposed, OSError):
             self._listener.close()
+            await self._listener.wait_closed()
             raise
+        await self._listener.start_serving()
+        self._port: int = bound[0][1]
         self._policies.start()
-        for listening_socket in self._listener.sockets:
-            address, port = listening_socket.getsockname()[:2]
-            logger.info("listening on ws://%s:%d", f"[{address}]" if ":" in address else address, port)
+        log_terms(bound, self._settings.api_keys, tls=self._settings.tls is not None)
 
     @property
     def port(self) -> int:
@@ -149,7 +164,7 @@ class Server:
     @property
     def metrics_port(self) -> int | None:
         """The port that serves the metrics and nothing else; None if there is none."""
-        return next(iter(self._metrics_listener.sockets)).getsockname()[1] if self._metrics_listener else None
+        return self._metrics.port
 
     async def ready(self) -> None:
         """Wait until observations can be served.
@@ -204,54 +219,24 @@ class Server:
             if status.ready:
                 return connection.respond(HTTPStatus.OK, "OK\n")
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"loading\n{status.phase} {status.share:.0%}\n")
+        rejection = self._admission.rejection(request.headers)
+        if rejection is not None:
+            self._turned_away.log(logging.WARNING, "turned %s away: %s", peer_name(connection), rejection.text.strip())
+            return connection.respond(rejection.status, rejection.text)
         if is_metrics(request.path):
-            return self._metrics_on_main_port(connection, request)
+            return self._metrics.on_main_port(connection, request)
         try:
             self._policies.at(request.path)
         except NotServed as error:
             return connection.respond(HTTPStatus.NOT_FOUND, f"{error}\n")
         return None
 
-    async def _listen_for_metrics(self) -> None:
-        """Say where the metrics are, and open their own port if they have one."""
-        host, port = self._settings.metrics_host, self._settings.metrics_port
-        if port == 0:
-            return
-        if not can_be_exposed():
-            logger.info("no /metrics: prometheus-client is not installed")
-            return
-        if port is None:
-            return
-
-        async def refuse(websocket: ServerConnection) -> None:
-            await websocket.close(1008, "only metrics are served here")
-
-        # websockets' listener, as a small HTTP server: every request is answered before an upgrade.
-        listening = listen(refuse, host, port, process_request=self._metrics_on_own_port, server_header="relay")
-        self._metrics_listener = cast(Listener, await listening)
-        logger.info("metrics on http://%s:%d/metrics", host, self.metrics_port)
-
-    def _metrics_on_main_port(self, connection: ServerConnection, request: Request) -> Response:
-        """Only for this machine, and not through a proxy on it; elsewhere the path does not exist."""
-        away = self._settings.metrics_port is not None or not can_be_exposed()
-        forwarded = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP"))
-        if away or forwarded or not is_local(connection.remote_address):
-            return connection.respond(HTTPStatus.NOT_FOUND, "No policy is served at this path.\n")
-        return self._exposed(connection)
-
-    def _metrics_on_own_port(self, connection: ServerConnection, request: Request) -> Response:
-        if not is_metrics(request.path):
-            return connection.respond(HTTPStatus.NOT_FOUND, "Metrics are at /metrics.\n")
-        return self._exposed(connection)
-
-    def _exposed(self, connection: ServerConnection) -> Response:
-        response = connection.respond(HTTPStatus.OK, exposition(self._policies, len(self._connections)).decode())
-        del response.headers["Content-Type"]
-        response.headers["Content-Type"] = CONTENT_TYPE
-        return response
-
-    def _add_headers(self, connection: ServerConnection, _: Request, response: Response) -> None:
+    def _add_headers(self, connection: ServerConnection, request: Request, response: Response) -> None:
         """Tell a relay client whom it speaks to and what it may send: OpenPI's metadata have no place for that."""
+        if getattr(request, "method", "GET") == "HEAD":  # before version 17, websockets took no other method than GET
+            response.body = b""
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            response.headers["WWW-Authenticate"] = "Bearer"
         if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS and connection.subprotocol == SUBPROTOCOL:
             response.headers["Relay-Codecs"] = ", ".join(IMAGE_FORMATS)
             response.headers["Relay-Max-Payload"] = str(MAX_MESSAGE_BYTES)
@@ -278,8 +263,8 @@ class Server:
         """Let every connection finish by itself, then close those that could not in time, then free the devices."""
         logger.info("stopping: %s; %d connections open", goodbye.reason, len(self._connections))
         self._listener.close(close_connections=False)
-        if self._metrics_listener is not None:
-            self._metrics_listener.close()
+        self._metrics.close()
+        self._entrance.close()
         if self._connections:
             _, late = await asyncio.wait(self._connections.values(), timeout=seconds)
             closing = [asyncio.create_task(ws.close(goodbye.code, goodbye.reason)) for ws in self._connections]
@@ -288,10 +273,10 @@ class Server:
         await self._policies.close()
 
 
-async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | OSError | None:
+async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | Exposed | OSError | None:
     try:
         await server.start()
-    except OSError as error:
+    except (Exposed, OSError) as error:
         return error
     drains: list[asyncio.Task[None]] = []
 

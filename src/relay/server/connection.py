@@ -24,7 +24,7 @@ from relay.server.metrics import Outcome, PolicyMetrics, outcome_of
 from relay.server.remarks import Remarks
 from relay.server.scheduler import Scheduler
 from relay.server.sessions import SessionTable
-from relay.server.tracebacks import log_failure
+from relay.server.tracebacks import FailureLog
 
 LAST_CALL_S = 0.05
 """How long a stopping server still takes requests: those already on their way are answered rather than cut off."""
@@ -51,7 +51,15 @@ async def serve_connection(
     When the client vanishes, its requests leave the queue. When `stopping` is set, the requests already taken are
     answered before the connection is closed with the goodbye.
     """
-    client = _Client(websocket, dialect, scheduler, metrics, SessionTable(worker.close_session))
+    client = _Client(
+        websocket,
+        peer_name(websocket),
+        dialect,
+        scheduler,
+        metrics,
+        SessionTable(worker.close_session),
+        FailureLog(peer_name(websocket)),
+    )
     metrics.open_sessions.add(client.sessions)
     client.start(_greet(client, worker))
     reader = asyncio.create_task(_receive(client))
@@ -69,12 +77,14 @@ async def serve_connection(
         await _cancel(tasks)
         client.sessions.clear()
         metrics.open_sessions.discard(client.sessions)
+        client.failures.close()
     for task in tasks:
         if not task.cancelled() and not isinstance(task.exception(), (ConnectionClosed, LoadFailed, DeviceFault)):
             task.result()  # raises what nobody foresaw, for the listener to log and close with 1011
 
 
-def _peer(websocket: ServerConnection) -> str:
+def peer_name(websocket: ServerConnection) -> str:
+    """The client's address, as logs show it."""
     address = websocket.remote_address
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
 
@@ -96,10 +106,13 @@ class _Client:
     """
 
     websocket: ServerConnection
+    peer: str
     dialect: Dialect
     scheduler: Scheduler
     metrics: PolicyMetrics
     sessions: SessionTable
+    failures: FailureLog
+    failures: FailureLog
     remarks: Remarks = field(default_factory=Remarks)
     quiet: QuietTime = field(default_factory=QuietTime)
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS))
@@ -115,7 +128,7 @@ class _Client:
         self.last.add_done_callback(self._ended)
 
     def _ended(self, turn: asyncio.Task[bool]) -> None:
-        if not turn.cancelled() and turn.exception() is None and turn.result():
+        if _goes_on(turn):
             self.turns.discard(turn)
         elif not self.over.done():
             self.over.set_result(None)
@@ -140,34 +153,19 @@ async def _receive(client: _Client) -> None:
 
 async def _take_turn(message: str | bytes, arrived: float, before: asyncio.Task[bool] | None, client: _Client) -> bool:
     """Answer one message, and send the answer once the one before it is out; False when the connection is over."""
-    counted: Outcome = "dropped"
-    close: tuple[int, str] | None = None
+    outcome: Outcome = "dropped"
     try:
-        try:
-            answered = await _answer(message, client)
-        except Exception as error:
-            outcome, answered = outcome_of(error), error
-        else:
-            outcome = "reset" if isinstance(answered, Reset) else "answered"
+        answered = await _answer_or_error(message, client)
         if before is not None and not before.done():
             await asyncio.wait({before})
-        if client.over.done() or (
-            before is not None and (before.cancelled() or before.exception() or not before.result())
-        ):
+        if before is not None and not _goes_on(before):
             return False
         sending = perf_counter()
-        match answered:
-            case Reset():
-                frame = client.dialect.reset_done()
-            case Reply() as reply:
-                frame = client.dialect.actions(reply, client.prev_total_ms)
-            case Exception() as error:
-                refusal = client.dialect.refusal(error, log_failure(error, _peer(client.websocket)))
-                frame, close = refusal.frame, refusal.close
+        frame, close, ended = _encoded(answered, client)
         await send_promptly(client.websocket, frame)
-        counted = outcome
+        outcome = ended
     finally:
-        client.metrics.requests[client.dialect.name, counted] += 1
+        client.metrics.requests[client.dialect.name, outcome] += 1
     sent = perf_counter()
     client.prev_total_ms = (sent - arrived) * 1e3
     client.metrics.sent_bytes += len(frame)
@@ -178,6 +176,35 @@ async def _take_turn(message: str | bytes, arrived: float, before: asyncio.Task[
     client.quiet.settle()
     client.room.release()
     return True
+
+
+def _goes_on(turn: asyncio.Task[bool]) -> bool:
+    return not turn.cancelled() and turn.exception() is None and turn.result()
+
+
+async def _answer_or_error(message: str | bytes, client: _Client) -> Reply | Reset | Exception:
+    try:
+        return await _answer(message, client)
+    except Exception as error:
+        return error
+
+
+def _encoded(
+    answered: Reply | Reset | Exception, client: _Client
+) -> tuple[str | bytes, tuple[int, str] | None, Outcome]:
+    """The frame to send, how to close the connection after it, if at all, and how the request is counted."""
+    try:
+        match answered:
+            case Reset():
+                return client.dialect.reset_done(), None, "reset"
+            case Reply():
+                return client.dialect.actions(answered, client.prev_total_ms), None, "answered"
+            case _:
+                error = answered
+    except Exception as failed:
+        error = failed
+    refusal = client.dialect.refusal(error, client.failures.add(error))
+    return refusal.frame, refusal.close, outcome_of(error)
 
 
 async def _answer(message: str | bytes, client: _Client) -> Reply | Reset:
@@ -193,8 +220,7 @@ async def _answer(message: str | bytes, client: _Client) -> Reply | Reset:
             with client.sessions.request(request.session_id) as session:
                 notes_travel = client.dialect.notes_travel(request)
                 answer = await client.scheduler.submit(request, session, client, notes_travel=notes_travel)
-            if answer.ignored:
-                client.remarks.log_ignored(answer.ignored, _peer(client.websocket))
+            client.remarks.log_ignored(answer.ignored, client.peer)
             notes = client.remarks.fresh(session, answer.notes)
             parse_ms, infer_ms = (decoded - started) * 1e3, (perf_counter() - decoded) * 1e3
             client.metrics.observe_ms(

@@ -133,7 +133,8 @@ class OpenPIDialect:
     client (dreamzero: eval_utils/policy_client.py) and is answered with the bare actions.
 
     Args:
-        settings: the greeting's form, and whether a failure's text holds a traceback or sentence and error id only.
+        settings: the greeting's form, and whether a failure's text holds a traceback or sentence and error id only, as
+            it always does where tenants share the server.
         relay_client: the client selected the `relay.v1` subprotocol, so its replies hold timings per stage.
     """
 
@@ -142,7 +143,7 @@ class OpenPIDialect:
 
     def __init__(self, settings: ServerSettings, relay_client: bool) -> None:
         self._handshake = settings.handshake
-        self._tracebacks = settings.tracebacks
+        self._tracebacks = settings.tracebacks and not settings.several_tenants
         self._relay_client = relay_client
 
     def greeting(self, spec: PolicySpec) -> bytes:
@@ -168,12 +169,14 @@ class OpenPIDialect:
 
         `server_timing` splits what `parse_ms` and `infer_ms` sum up: `infer_ms` is `prepare_ms`, `queue_ms`,
         `model_ms`, the hand-over between threads and, if the policy remembers, what it still had to do for the session.
-        `encode_ms` is the encoding of the actions, the part whose size the policy decides, measured before the map is
-        packed.
+        `encode_ms` is the encoding of the actions, the part whose size the policy decides, not of the map around them.
         """
         answer = reply.answer
         if reply.request.endpoint_named:
             return _bare_actions(reply)
+        started = perf_counter()
+        actions = encode_bare(answer.actions)
+        encode_ms = (perf_counter() - started) * 1e3
         server_timing = {"infer_ms": reply.infer_ms, "parse_ms": reply.parse_ms}
         if prev_total_ms is not None:
             server_timing["prev_total_ms"] = prev_total_ms
@@ -181,11 +184,9 @@ class OpenPIDialect:
             server_timing["prepare_ms"] = answer.prepare_ms
             server_timing["queue_ms"] = answer.queue_ms
             server_timing["model_ms"] = answer.model_ms
-            started = perf_counter()
-            encode_bare(answer.actions)
-            server_timing["encode_ms"] = (perf_counter() - started) * 1e3
+            server_timing["encode_ms"] = encode_ms
         policy_timing = {"infer_ms": answer.queue_ms + answer.model_ms}
-        return encode_reply(answer.actions, policy_timing, server_timing, reply.notes)
+        return encode_reply(actions, policy_timing, server_timing, reply.notes)
 
     def reset_done(self) -> str:
         """RoboArena's words, as text."""

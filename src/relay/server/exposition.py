@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from relay.server.histogram import Histogram
@@ -35,17 +34,6 @@ def exposition(policies: Iterable[ServedPolicy], connections: int) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Numbers(lambda: _metrics(list(policies), connections)))
     return generate_latest(registry)
-
-
-def is_local(address: object) -> bool:
-    """Whether a peer's address is on the loopback interface."""
-    if not isinstance(address, tuple):
-        return False
-    try:
-        ip = ip_address(str(address[0]).partition("%")[0])  # pyright: ignore[reportUnknownArgumentType]
-    except ValueError:
-        return False
-    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 class _Numbers:

@@ -8,6 +8,8 @@ from time import perf_counter
 
 from websockets.asyncio.server import ServerConnection
 
+from relay.server.arrivals import is_arriving
+
 UPLOAD_CHECK_S = 1.0
 """How often a message that is still arriving is looked at when the time is over."""
 
@@ -44,13 +46,8 @@ async def close_when_idle(websocket: ServerConnection, quiet: QuietTime, limit: 
     """
     while True:
         left = limit - quiet.seconds
-        if left <= 0 and not _is_receiving(websocket):
+        if left <= 0 and not is_arriving(websocket):
             break
         await asyncio.sleep(left if left > 0 else min(UPLOAD_CHECK_S, limit))
     logger.info("%s sent no message for %g s and is closed", websocket.remote_address, limit)
     await websocket.close(1000, f"idle timeout: no message for {limit:g} s")
-
-
-def _is_receiving(websocket: ServerConnection) -> bool:
-    """Whether part of a frame has arrived."""
-    return len(websocket.protocol.reader.buffer) > 0

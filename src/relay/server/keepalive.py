@@ -8,6 +8,7 @@ import logging
 from websockets.asyncio.server import ServerConnection
 
 from relay.protocol.limits import PING_INTERVAL_S, PING_TIMEOUT_S
+from relay.server.arrivals import is_arriving
 
 SEND_TIMEOUT_S = 10.0
 """A peer that takes no bytes for this long is dropped; replies are small, so a live one needs a round trip."""
@@ -24,7 +25,8 @@ async def keep_alive(
     """Ping the peer for ever; return after dropping one that left a ping unanswered for `timeout` seconds of reading.
 
     The library's own keepalive cannot be used: it also counts the time in which this server has stopped reading from a
-    connection with too many requests outstanding, where the pong stands unread behind the requests.
+    connection with too many requests outstanding, where the pong stands unread behind the requests. Nor can a pong come
+    in the middle of a large message, which has a time limit of its own.
     """
     check = min(CHECK_S, timeout)
     while True:
@@ -35,7 +37,8 @@ async def keep_alive(
             answered, _ = await asyncio.wait({pong}, timeout=check)
             if answered:
                 break
-            unanswered = unanswered + check if websocket.transport.is_reading() else 0.0
+            may_answer = websocket.transport.is_reading() and not is_arriving(websocket)
+            unanswered = unanswered + check if may_answer else 0.0
         else:
             logger.info("%s left a ping unanswered for %g s and is dropped", websocket.remote_address, timeout)
             websocket.transport.abort()

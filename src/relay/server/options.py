@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from relay.engine.base import PolicySpec
@@ -15,15 +16,18 @@ SERVER_OPTIONS = frozenset({"deadline_ms"})
 _OPTIONS = tuple(option.name for option in fields(Options))
 
 
-def admit(options: Options, spec: PolicySpec, default_seed: int | None) -> Options:
+def admit(options: Options, spec: PolicySpec, default_seed: int | None, *, name_adapters: bool = True) -> Options:
     """The options that the engine gets, with the server's default seed where the request leaves the noise open.
+
+    Args:
+        name_adapters: whether an unknown adapter is answered with the names of those the server holds.
 
     Raises:
         ObservationError: an option that this policy would have to ignore, or more denoising steps than allowed. A robot
             that ran without the adapter or the guidance it asked for would be worse than one that got no actions.
     """
     if options.adapter is not None and "adapter" not in spec.supported_options:
-        raise ObservationError(f"adapter {quoted(options.adapter)} is not loaded; this server holds: none")
+        raise unknown_adapter(options.adapter, (), named=name_adapters)
     known = spec.supported_options | SERVER_OPTIONS
     for name in _OPTIONS:
         if getattr(options, name) is not None and name not in known:
@@ -34,3 +38,9 @@ def admit(options: Options, spec: PolicySpec, default_seed: int | None) -> Optio
     if default_seed is not None and options.seed is None and options.noise is None and "seed" in known:
         return replace(options, seed=default_seed)
     return options
+
+
+def unknown_adapter(name: str, held: Sequence[str], *, named: bool) -> ObservationError:
+    """The refusal of an adapter that the server does not hold, with the names of those it does hold, if `named`."""
+    known = f"; this server holds: {', '.join(held) or 'none'}" if named else ""
+    return ObservationError(f"adapter {quoted(name)} is not loaded{known}")

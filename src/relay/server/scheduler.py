@@ -131,7 +131,9 @@ class Scheduler:
 
     async def _answer(self, engine: Engine, request: Infer, state: Any, client: Hashable, notes_travel: bool) -> Answer:
         submitted = perf_counter()
-        options = admit(request.options, engine.spec, self._settings.seed)
+        options = admit(
+            request.options, engine.spec, self._settings.seed, name_adapters=not self._settings.several_tenants
+        )
         deadline = math.inf if options.deadline_ms is None else submitted + options.deadline_ms / 1e3
         try:
             ready = await self._preparation.prepare(

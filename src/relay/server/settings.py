@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal, get_args
+
+from relay.server.admission import checked_host, checked_origin
+from relay.server.api_keys import ApiKeys, read_api_keys
 
 Handshake = Literal["openpi", "roboarena"]
 """The first frame on the OpenPI path: the policy's metadata, or RoboArena's six keys, whose clients take no other."""
@@ -29,6 +33,11 @@ class ServerSettings:
         metrics_host: address of the metrics' own port.
         metrics_port: a port for `/metrics` alone; None leaves them on the main port, for this machine only; 0 for none.
         seed: starting-noise seed of requests that bring neither `seed` nor `noise`; None draws a fresh one for each.
+        api_keys: clients must come with one of them, if there are any; by default those in `RELAY_API_KEYS`.
+        insecure: listen beyond loopback although there is no API key.
+        allowed_origins: web pages that may connect, as `https://host` or `https://host:port`; others are refused.
+        allowed_hosts: names under which the server may be asked for, without ports; empty for any.
+        tls: clients connect with TLS if given; see `relay.server.tls.tls_context`.
     """
 
     host: str = "127.0.0.1"
@@ -44,6 +53,16 @@ class ServerSettings:
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     seed: int | None = None
+    api_keys: ApiKeys = field(default_factory=read_api_keys, repr=False)
+    insecure: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    @property
+    def several_tenants(self) -> bool:
+        """Whether clients may be strangers to each other: then failures tell of nothing but the request itself."""
+        return len(self.api_keys) > 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -66,3 +85,7 @@ class ServerSettings:
                 raise ValueError(f"{name} must not be negative, got {seconds}")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ValueError(f"seed must be in [-2^63, 2^64), got {self.seed}")
+        for origin in self.allowed_origins:
+            checked_origin(origin)
+        for host in self.allowed_hosts:
+            checked_host(host)

@@ -15,6 +15,7 @@ from types import FrameType, TracebackType
 
 from relay.engine.worker import NonFiniteActions
 from relay.protocol.errors import InvalidPayload, ProtocolError
+from relay.server.log_limit import LimitedLog
 from relay.server.scheduler import ServerFull
 
 HEADER = "Traceback (most recent call last):"
@@ -27,19 +28,30 @@ MAX_REASON_CHARACTERS = 256
 logger = logging.getLogger(__name__)
 
 
-def log_failure(error: Exception, peer: str) -> str:
-    """Log a failed request with its whole traceback and return the error id, eight hexadecimal digits."""
-    error_id = secrets.token_hex(4)
-    expected = isinstance(error, (ProtocolError, ServerFull))
-    logger.log(
-        logging.WARNING if expected else logging.ERROR,
-        "request from %s failed [error %s]: %s",
-        peer,
-        error_id,
-        sentence(error),
-        exc_info=None if isinstance(error, (InvalidPayload, ServerFull)) else error,  # those have no useful stack
-    )
-    return error_id
+class FailureLog:
+    """The log of one connection's failed requests: a line for one that was refused, a traceback for the unexpected."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._lines = LimitedLog(logger, f"failed requests from {peer}")
+
+    def add(self, error: Exception) -> str:
+        """Log one and return its error id, eight hexadecimal digits."""
+        error_id = secrets.token_hex(4)
+        refused = isinstance(error, (ProtocolError, ServerFull))
+        self._lines.log(
+            logging.WARNING if refused else logging.ERROR,
+            "request from %s failed [error %s]: %s",
+            self._peer,
+            error_id,
+            sentence(error),
+            exc_info=None if refused else error,
+        )
+        return error_id
+
+    def close(self) -> None:
+        """Say how many were not logged, if there were too many."""
+        self._lines.close()
 
 
 def sentence(error: Exception) -> str:

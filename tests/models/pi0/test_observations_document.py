@@ -14,6 +14,7 @@ import pytest
 import relay
 from relay.client.exchange import LastCall
 from relay.engine.base import PolicySpec
+from relay.engine.normalization import Normalization, Statistics
 from relay.models.pi0.config import DEMO
 from relay.models.pi0.tokenizer import PromptTokenizer, load_vocabulary
 from relay.models.pi0.transforms import Pi0Prepared, prepare
@@ -22,6 +23,7 @@ from relay.protocol.images import Codec, encode_frame
 from relay.protocol.messages import Infer
 from relay.protocol.msgpack_numpy import unpack
 from relay.protocol.options import take_options
+from relay.robots.profile_file import load_profile
 from relay.server.dialects import OpenPIDialect, Reply
 from relay.server.options import admit
 from relay.server.scheduler import Answer
@@ -59,6 +61,10 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
+def blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
 def demo_prepares(observation: dict[str, Any]) -> Pi0Prepared:
     rest = dict(observation)
     options = take_options(rest)
@@ -80,7 +86,7 @@ def test_the_example_is_an_observation_of_which_nothing_is_ignored(
             sent.append(demo_prepares(observation))
             return {"actions": MATRIX}
 
-    [block] = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    block = blocks()[0]
     (tmp_path / "frame.jpg").write_bytes(encode_frame(FRAME, Codec.JPEG_Q90))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(relay, "Policy", Policy)
@@ -132,10 +138,23 @@ def test_the_fields_of_the_last_call_are_those_of_the_table() -> None:
     assert sorted(named) == sorted(field.name for field in fields(LastCall))
 
 
+def test_the_robots_example_is_one_of_its_profile() -> None:
+    values: dict[str, Any] = {"np": np}
+    exec(compile(blocks()[1], "observations.md", "exec"), values)
+    reading = load_profile("droid").read(values["observation"])
+    assert len(reading.frames) == 2
+    assert reading.ignored == ()
+
+
 def test_the_notes_are_those_of_the_table() -> None:
+    *prepared, outside = [
+        (".*".join(map(re.escape, names(row[0])[0].split("…"))), "is refused" in row[1]) for row in rows("Notes")
+    ]
     told = demo_prepares({**OBSERVATION, "prompt": "dance " * 60}).notes
-    patterns = [".*".join(map(re.escape, names(row[0])[0].split("…"))) for row in rows("Notes")]
-    assert [re.match(pattern, note.text) is not None for pattern, note in zip(patterns, told, strict=True)] == [
-        True
-    ] * 3
-    assert [note.must_be_told for note in told] == ["is refused" in row[1] for row in rows("Notes")]
+    for (pattern, must_be_told), note in zip(prepared, told, strict=True):
+        assert re.match(pattern, note.text)
+        assert note.must_be_told is must_be_told
+    ends = Statistics(q01=np.zeros(4), q99=np.ones(4))
+    remark = Normalization("quantile", "openpi", ends, ends).outside(np.full(4, 57.3))
+    assert remark is not None
+    assert re.match(outside[0], remark)

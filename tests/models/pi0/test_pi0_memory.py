@@ -13,7 +13,10 @@ import pytest
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "full_size.py"
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"),
+    pytest.mark.torch,
+]
 
 
 def benchmark() -> ModuleType:

@@ -1,0 +1,92 @@
+"""The keys that open a server: where they are read, and how a client's is compared. Keeps SHA-256 digests only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ENVIRONMENT = "RELAY_API_KEYS"
+"""Environment variable with keys, separated by commas or line breaks."""
+
+MIN_KEY_CHARACTERS = 16
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeys:
+    """The digests of all keys of one server; without any, every client is let in."""
+
+    digests: frozenset[bytes] = field(default=frozenset(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def holds(self, key: str) -> bool:
+        """Whether this is one of the keys; takes as long for the first of them as for none."""
+        given = _digest(key)
+        found = False
+        for digest in self.digests:
+            found |= hmac.compare_digest(digest, given)
+        return found
+
+
+def read_api_keys(file: Path | None = None, environment: Mapping[str, str] = os.environ) -> ApiKeys:
+    """The keys of a file and of `RELAY_API_KEYS` together.
+
+    Args:
+        file: one key a line; blank lines and lines that begin with `#` do not count.
+
+    Raises:
+        ValueError: naming the place but never the key: a file that cannot be read, a source without a key, a key of
+            fewer than 16 characters, or of other characters than printable ASCII without spaces and commas.
+    """
+    keys: list[str] = []
+    if file is not None:
+        keys += _keys_of_file(file)
+    if ENVIRONMENT in environment:
+        parts = (part.strip() for part in re.split(r"[,\n]", environment[ENVIRONMENT]))
+        keys += _checked(((f"{ENVIRONMENT}, key {n}", key) for n, key in enumerate(parts, 1)), ENVIRONMENT)
+    return ApiKeys(frozenset(map(_digest, keys)))
+
+
+def _keys_of_file(file: Path) -> list[str]:
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            lines = opened.read().decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise ValueError(f"the API keys in {str(file)!r} cannot be read: {error.strerror or error}") from error
+    if os.name == "posix" and stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH):
+        logger.warning("%s can be read by other users (mode %03o); chmod 600 it", file, stat.S_IMODE(mode))
+    stripped = ((f"{str(file)!r}, line {n}", line.strip()) for n, line in enumerate(lines, 1))
+    return _checked(((where, key) for where, key in stripped if not key.startswith("#")), repr(str(file)))
+
+
+def _checked(keys: Iterable[tuple[str, str]], source: str) -> list[str]:
+    """The keys, each paired with where it stands; empty ones do not count."""
+    checked: list[str] = []
+    for where, key in keys:
+        if not key:
+            continue
+        if not re.fullmatch(r"[!-+\--~]+", key):
+            raise ValueError(f"{where}: an API key is printable ASCII without spaces and commas")
+        if len(key) < MIN_KEY_CHARACTERS:
+            raise ValueError(
+                f"{where}: the API key has {len(key)} characters; at least {MIN_KEY_CHARACTERS} are needed"
+            )
+        checked.append(key)
+    if not checked:
+        raise ValueError(f"{source} holds no API key; name at least one, or leave it out")
+    return checked
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

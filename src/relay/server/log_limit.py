@@ -1,0 +1,42 @@
+"""A bound on what one client can write into the log."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import Any
+
+LINES_PER_MINUTE = 20
+
+
+class LimitedLog:
+    """At most 20 lines a minute about one subject; then one line that says how many were left out.
+
+    Args:
+        logger: where they go.
+        subject: whom or what they are about.
+    """
+
+    def __init__(self, logger: logging.Logger, subject: str) -> None:
+        self._logger = logger
+        self._subject = subject
+        self._since = monotonic()
+        self._lines = 0
+        self._left_out = 0
+
+    def log(self, level: int, message: str, *values: Any, exc_info: BaseException | None = None) -> None:
+        """Write one line, as `logging.Logger.log` does, if there is room for it."""
+        if monotonic() - self._since >= 60:
+            self.close()
+            self._since, self._lines = monotonic(), 0
+        if self._lines < LINES_PER_MINUTE:
+            self._lines += 1
+            self._logger.log(level, message, *values, exc_info=exc_info)
+        else:
+            self._left_out += 1
+
+    def close(self) -> None:
+        """Say how many lines were left out, if any."""
+        if self._left_out:
+            self._logger.warning("%d more lines about %s were left out", self._left_out, self._subject)
+            self._left_out = 0
