@@ -364,11 +364,11 @@ async def test_three_requests_without_memory_in_a_minute_call_for_a_new_process_
     async with started(lambda progress: RowEngine()) as (worker, fatal):
         await worker.infer(rows(raising(NO_MEMORY)))
         await worker.infer(rows(raising(NO_MEMORY)))
+        assert [type(row) for row in (await worker.infer(rows(good))).rows] == [Chunk]
         assert not fatal
         await worker.infer(rows(raising(NO_MEMORY)))
-        await asyncio.sleep(0)
-        assert [type(failure) for failure in fatal] == [DeviceFull]
         assert [type(row) for row in (await worker.infer(rows(good))).rows] == [Chunk]
+        assert [type(failure) for failure in fatal] == [DeviceFull]
 
 
 async def test_requests_without_memory_far_apart_call_for_nothing(monkeypatch: pytest.MonkeyPatch):
