@@ -32,6 +32,18 @@ def test_serving_without_torch_names_the_extra(
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "doing"),
+    [(("check", "."), "checking"), (("parity", "--checkpoint", ".", "--reference", "r.npz"), "comparing")],
+)
+def test_checking_and_comparing_without_torch_name_the_extra(
+    command: tuple[str, ...], doing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(command) == 2
+    assert f"{doing} needs torch and safetensors; install with" in capsys.readouterr().err
+
+
 def test_an_unknown_model_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "pi5"]) == 2
     assert "model 'pi5' is not known, did you mean 'pi05'?" in capsys.readouterr().err
@@ -47,12 +59,13 @@ def test_a_negative_idle_timeout_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "idle_timeout must not be negative, got -1.0" in capsys.readouterr().err
 
 
-def test_help_loads_no_torch() -> None:
+@pytest.mark.parametrize("command", ["serve", "demo", "check", "parity"])
+def test_help_loads_no_torch(command: str) -> None:
     script = (
         "import sys\n"
         "from relay.cli.main import main\n"
         "try:\n"
-        "    main(['demo', '--help'])\n"
+        f"    main(['{command}', '--help'])\n"
         "except SystemExit:\n"
         "    sys.exit(int('torch' in sys.modules))\n"
     )

@@ -18,11 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
 
+    from relay.cli.check import Check
     from relay.cli.demo import Demo
+    from relay.cli.parity import Parity
     from relay.cli.serve import Serve
 
-    command: Serve | Demo = tyro.extras.subcommand_cli_from_dict(
-        {"serve": Serve, "demo": Demo},
+    command: Serve | Demo | Check | Parity = tyro.extras.subcommand_cli_from_dict(
+        {"serve": Serve, "demo": Demo, "check": Check, "parity": Parity},
         prog="relay",
         description=_DESCRIPTION,
         args=arguments,
@@ -31,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return command.run()
 
 
-_DESCRIPTION = "Robot-policy inference: serve a policy, or watch the built-in one drive its robot."
+_DESCRIPTION = (
+    "Robot-policy inference: serve a policy, check its checkpoint, or watch the built-in one drive its robot."
+)
 
 
 if __name__ == "__main__":

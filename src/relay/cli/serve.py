@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from tyro.conf import OmitArgPrefixes
 
+from relay.cli.extras import missing_for_models
 from relay.cli.options import ListenerOptions, PolicyOptions
 from relay.cli.serve_file import InvalidFile, read_serve_file
 
@@ -43,10 +43,9 @@ class Serve:
             offers = {name: _offer(model, options, settings) for name, (model, options) in policies.items()}
         except (ValueError, OSError) as error:
             return _fail(str(error))
-        missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+        missing = missing_for_models("serving")
         if missing:
-            needed = " and ".join(missing)
-            return _fail(f"serving needs {needed}; install with: pip install 'relay-robotics[server]'")
+            return _fail(missing)
         if not offers:
             logging.getLogger(__name__).warning(
                 "%s names no policy: clients are told that none is available", self.model

@@ -39,12 +39,18 @@ class OrbaxSource:
         self._folder = folder
         metadata = _read_metadata(folder)
         self._specs = _plain_names({"/".join(keys): self._spec(keys, metadata) for keys in _leaves(folder, metadata)})
-        self._shapes = {name: tuple(self._open(name).shape) for name in self._specs}
+        arrays = {name: self._open(name) for name in self._specs}
+        self._shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        self._dtypes = {name: self._dtype(name, array.dtype.name) for name, array in arrays.items()}
         self._caching: dict[str, Any] = {}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return MappingProxyType(self._shapes)
+
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        return MappingProxyType(self._dtypes)
 
     def read(self, name: str) -> Tensor:
         """One whole array, in its stored dtype and in memory of its own."""
@@ -90,6 +96,12 @@ class OrbaxSource:
         except (ValueError, OSError) as error:
             raise self._damaged(name, error) from None
 
+    def _dtype(self, name: str, stored: str) -> torch.dtype:
+        dtype = getattr(torch, stored, None)
+        if not isinstance(dtype, torch.dtype):
+            raise CheckpointError(f"{name} in {self._folder} holds {stored}, expected floating point")
+        return dtype
+
     def _read(self, name: str, array: Any) -> Tensor:
         try:
             values = array.read(order="C").result()
@@ -97,10 +109,7 @@ class OrbaxSource:
             raise self._damaged(name, error) from None
         if values.dtype.name == "bfloat16":  # NumPy knows it through ml_dtypes, PyTorch does not take it from there
             return torch.from_numpy(values.view(np.uint16)).view(torch.bfloat16)
-        try:
-            return torch.from_numpy(values)
-        except TypeError:
-            raise CheckpointError(f"{name} in {self._folder} holds {values.dtype}, expected floating point") from None
+        return torch.from_numpy(values)
 
     def _damaged(self, name: str, error: Exception) -> CheckpointError:
         return CheckpointError(

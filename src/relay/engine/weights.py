@@ -48,6 +48,11 @@ class TensorSource(Protocol):
         """The shape of every tensor; no tensor is read for it."""
         ...
 
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        """The stored dtype of every tensor; no tensor is read for it."""
+        ...
+
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, in its stored dtype and in memory of its own.
 
@@ -76,6 +81,10 @@ class SafetensorsSource:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
+
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        return {name: place.dtype for name, place in self._places.items()}
 
     def read(self, name: str) -> Tensor:
         place = self._places[name]

@@ -1,4 +1,7 @@
-"""The only list of model families; each is imported when it is asked for."""
+"""The only list of model families; each is imported when it is asked for.
+
+A family is a package with `engine.load` and `report.inspect`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from relay.engine.base import Engine, Progress
+from relay.models.report import Report, Sample
 
 _FAMILIES = {
-    "demo": "relay.models.pi0.engine",
-    "pi0": "relay.models.pi0.engine",
-    "pi05": "relay.models.pi0.engine",
+    "demo": "relay.models.pi0",
+    "pi0": "relay.models.pi0",
+    "pi05": "relay.models.pi0",
 }
 
 NAMES = tuple(_FAMILIES)
@@ -54,7 +58,7 @@ def load(
         ValueError: a checkpoint that cannot be loaded faithfully.
     """
     folder = checkpoint_folder(name, checkpoint)
-    return import_module(_FAMILIES[name]).load(
+    return import_module(f"{_FAMILIES[name]}.engine").load(
         name,
         folder,
         config=config,
@@ -69,6 +73,34 @@ def load(
     )
 
 
+def inspect(
+    name: str | None,
+    *,
+    checkpoint: Path,
+    config: str | None = None,
+    robot: str | None = None,
+    tokenizer: Path | None = None,
+    sample: Sample | None = None,
+) -> Report:
+    """What is known about a checkpoint without loading it; reads no weights.
+
+    Args:
+        name: one of `NAMES`; None takes the family that knows the folder.
+        sample: an observation to show what becomes of one; None shows none.
+
+    Raises:
+        UnknownModel: with the known names.
+    """
+    families = dict.fromkeys(_FAMILIES.values()) if name is None else [_FAMILIES[_known(name)]]
+    reports = [
+        import_module(f"{family}.report").inspect(
+            name, checkpoint, config=config, robot=robot, tokenizer=tokenizer, sample=sample
+        )
+        for family in families
+    ]
+    return next((report for report in reports if report.model is not None), reports[0])
+
+
 def checkpoint_folder(name: str, checkpoint: Path | None) -> Path:
     """The folder that a model is loaded from; loads nothing, so that a typing error shows at once.
 
@@ -76,10 +108,7 @@ def checkpoint_folder(name: str, checkpoint: Path | None) -> Path:
         UnknownModel: with the known names.
         ValueError: no folder is given, or it isn't there.
     """
-    if name not in _FAMILIES:
-        near = get_close_matches(name, NAMES, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        raise UnknownModel(f"model {name!r} is not known{hint}; known are {', '.join(NAMES)}")
+    _known(name)
     if checkpoint is None:
         if name != "demo":
             raise ValueError(f"{name} needs --checkpoint DIR")
@@ -87,3 +116,11 @@ def checkpoint_folder(name: str, checkpoint: Path | None) -> Path:
     if not checkpoint.is_dir():
         raise ValueError(f"checkpoint {checkpoint} is not a folder")
     return checkpoint
+
+
+def _known(name: str) -> str:
+    if name not in _FAMILIES:
+        near = get_close_matches(name, NAMES, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise UnknownModel(f"model {name!r} is not known{hint}; known are {', '.join(NAMES)}")
+    return name

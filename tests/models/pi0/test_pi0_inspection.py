@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from folders import TINY, change_json, norm_stats, write_assets, write_json, write_lerobot, write_openpi, write_relay
+from safetensors.torch import load_file, save_file
 
-from relay.models.pi0.checkpoint import Inspection, inspect_checkpoint, write_settings
+from relay.models.pi0.checkpoint import Inspection, complete_settings, inspect_checkpoint
 from relay.models.pi0.config import CAMERAS
 from relay.models.pi0.configurations import CONFIGURATIONS
 from relay.robots.profile_file import load_profile
@@ -242,7 +242,7 @@ def test_a_run_is_answered_with_its_last_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["openpi", "lerobot", "relay"])
-def test_written_settings_say_everything_that_was_found_out(form: str, tmp_path: Path) -> None:
+def test_complete_settings_say_everything_that_was_found_out(form: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {}
     if form == "openpi":
         folder = write_openpi(tmp_path, "pi0", assets={"trossen": (14, 14)}, action_horizon=50)
@@ -250,7 +250,7 @@ def test_written_settings_say_everything_that_was_found_out(form: str, tmp_path:
     else:
         folder = write_lerobot(tmp_path, "pi05") if form == "lerobot" else write_relay(tmp_path, "pi05")
     before = inspect_checkpoint(folder, **options)
-    assert write_settings(before) == folder / "relay.json"
+    write_json(folder / "relay.json", complete_settings(before))
     after = inspect_checkpoint(folder)  # without the options
     assert after.problems == ()
     assert after.config == before.config
@@ -266,9 +266,27 @@ def test_written_settings_say_everything_that_was_found_out(form: str, tmp_path:
             assert all(np.array_equal(ours, theirs) for ours, theirs in pairs)
 
 
-def test_settings_are_not_written_while_something_is_unknown(tmp_path: Path) -> None:
-    folder = write_openpi(tmp_path, "pi05")
-    before = json.loads((folder / "relay.json").read_text())
+def test_settings_are_not_complete_while_something_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there are statistics"):
-        write_settings(inspect_checkpoint(folder))
-    assert json.loads((folder / "relay.json").read_text()) == before
+        complete_settings(inspect_checkpoint(write_openpi(tmp_path, "pi05")))
+
+
+def test_all_unknown_settings_are_named_at_once(tmp_path: Path) -> None:
+    settings = {**TINY, "normalization": "quantile"}
+    text = problem(inspect_checkpoint(write_openpi(tmp_path, "pi05", settings=settings), robot="droid"))
+    assert text.startswith("nothing says 'max_token_len', 'num_steps', 'state_in_prompt', and the tensors")
+
+
+def test_a_missing_tokenizer_is_told_beside_a_wrong_configuration(tmp_path: Path) -> None:
+    found = inspect_checkpoint(write_openpi(tmp_path, "pi05", tokenizer=False), config="pi05_droit")
+    assert ["configuration 'pi05_droit'" in found.problems[0], "no tokenizer" in found.problems[1]] == [True, True]
+
+
+def test_missing_tensors_are_told_before_the_settings_are_known(tmp_path: Path) -> None:
+    folder = write_openpi(tmp_path, "pi05", settings={})
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["action_in_proj.bias"]
+    save_file(tensors, folder / "model.safetensors")
+    found = inspect_checkpoint(folder)
+    assert found.problems
+    assert found.tensor_problems() == ["missing: action_in_proj.bias"]

@@ -1,38 +1,34 @@
-"""Loading needs one copy of the weights and little more, measured in a process of its own."""
+"""What is counted without a network is what a network takes."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import subprocess
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+import torch
+from tiny import tiny_model
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "full_size.py"
-
-pytestmark = [
-    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"),
-    pytest.mark.torch,
-]
+from relay.models.pi0.gemma import KeyValueCache
+from relay.models.pi0.memory import activation_bytes, cache_bytes, parameters, weight_bytes
 
 
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("full_size", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_weights_are_counted_as_they_are_loaded(family: str, dtype: torch.dtype) -> None:
+    model = tiny_model(family, dtype)
+    assert weight_bytes(model.config, dtype) == sum(parameter.nbytes for parameter in model.parameters())
+    assert parameters(model.config) == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_loading_half_a_gigabyte_needs_a_tenth_of_a_gigabyte_more(tmp_path: Path) -> None:
-    script = benchmark()
-    script.write_random(tmp_path / "model.safetensors", script.config("small"))
-    command = [sys.executable, str(SCRIPT), str(tmp_path), "--scale", "small", "--load-only", "--measure"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout)
-    assert result["weight_bytes"] > 500e6
-    assert result["peak_bytes"] - result["start_bytes"] - result["weight_bytes"] < 100e6
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_the_cache_of_a_row_is_counted_as_it_is_made(family: str) -> None:
+    config = tiny_model(family).config
+    tokens = 2 * 256 + 51 + config.action_horizon + (family == "pi0")
+    cpu = torch.device("cpu")
+    cache = KeyValueCache(config.language.depth, 1, tokens, config.head_dim, dtype=torch.float32, device=cpu)
+    expected = cache.keys.nbytes + cache.values.nbytes
+    assert cache_bytes(config, torch.float32, cameras=2, prompt=51) == expected
+
+
+def test_more_cameras_take_more() -> None:
+    config = tiny_model("pi05").config
+    two, three = (activation_bytes(config, torch.bfloat16, cameras=cameras, prompt=51) for cameras in (2, 3))
+    assert two < three

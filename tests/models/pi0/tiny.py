@@ -38,6 +38,10 @@ class Tensors(dict[str, torch.Tensor]):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.items()}
 
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {name: tensor.dtype for name, tensor in self.items()}
+
     def read(self, name: str) -> torch.Tensor:
         return self[name].clone()
 

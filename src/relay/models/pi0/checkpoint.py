@@ -17,8 +17,8 @@ from relay.engine.normalization import Normalization
 from relay.engine.weights import CheckpointError
 from relay.models.pi0.config import Family
 from relay.models.pi0.inspection import Inspection as Inspection
+from relay.models.pi0.inspection import complete_settings as complete_settings
 from relay.models.pi0.inspection import inspect_checkpoint as inspect_checkpoint
-from relay.models.pi0.inspection import write_settings as write_settings
 from relay.models.pi0.model import Pi0
 from relay.models.pi0.tokenizer import PromptTokenizer, load_vocabulary
 from relay.models.pi0.weights import load_weights
@@ -70,8 +70,20 @@ def load_checkpoint(
         raise CheckpointError("\n".join(found.problems))
     assert found.config is not None
     assert found.tensors is not None
-    assert found.tokenizer is not None
     progress("loading tokenizer", 0.0)  # before the weights, so that a wrong file shows at once
+    prompts = load_tokenizer(found)
+    model = load_weights(found.config, found.tensors, device, dtype, progress)
+    return Checkpoint(model, prompts, found.normalization, found.profile, found.metadata)
+
+
+def load_tokenizer(found: Inspection) -> PromptTokenizer:
+    """The tokenizer of an inspection without problems.
+
+    Raises:
+        CheckpointError: the file is damaged, or another model's tokenizer.
+    """
+    assert found.config is not None
+    assert found.tokenizer is not None
     prompts = PromptTokenizer(
         load_vocabulary(found.tokenizer),
         found.config.max_token_len,
@@ -80,5 +92,4 @@ def load_checkpoint(
         vocabulary_size=found.config.vocab_size,
     )
     prompts.check()
-    model = load_weights(found.config, found.tensors, device, dtype, progress)
-    return Checkpoint(model, prompts, found.normalization, found.profile, found.metadata)
+    return prompts

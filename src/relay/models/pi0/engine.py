@@ -145,6 +145,15 @@ class Pi0Engine:
         actions = self._model.sample_actions(self._assemble(batch)).cpu().numpy()  # (rows, horizon, action_dim)
         return [Chunk(self._in_callers_units(row, work.prepared)) for row, work in zip(actions, batch, strict=True)]
 
+    def action_scale(self, prepared: Pi0Prepared) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What the network's 0 is in the units of this row's answer, and how long its 1 is; each per dimension.
+
+        All conversions are affine. Comparisons need it: a robot's dimensions have different units.
+        """
+        ends = np.stack([np.zeros(self.spec.action_dim, np.float32), np.ones(self.spec.action_dim, np.float32)])
+        zero, one = self._in_callers_units(ends, prepared).astype(np.float64)
+        return zero, np.abs(one - zero)
+
     def warm_up(self, progress: Progress) -> None:
         """Run every batch size once, so that kernels are chosen and tables made before the first request."""
         config = self._model.config

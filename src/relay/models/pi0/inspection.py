@@ -6,7 +6,6 @@ other, and nothing is guessed. Problems are collected, so that all of them are t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,8 +55,8 @@ class Inspection:
     tensors: TensorSource | None = field(default=None, repr=False)
 
     def tensor_problems(self) -> list[str]:
-        """Every tensor that is missing, unknown or of another shape."""
-        return find_problems(self.config, self.tensors.shapes) if self.config and self.tensors else []
+        """Every tensor that is missing, unknown or of another shape; needs no setting."""
+        return find_problems(_of_sizes(self.sizes), self.tensors.shapes) if self.sizes and self.tensors else []
 
 
 def inspect_checkpoint(
@@ -79,13 +78,16 @@ def inspect_checkpoint(
     policy = attempt(read_lerobot, folder) if form == "lerobot" else None
     settings = attempt(_collect, folder, form, sizes, robot, config, named, policy)
     if settings is None or attempt.problems:
-        return Inspection(folder, form, sizes, problems=attempt.problems, tensors=tensors)
+        vocabulary = tokenizer or attempt(_tokenizer_in, folder, policy)
+        return Inspection(folder, form, sizes, tokenizer=vocabulary, problems=attempt.problems, tensors=tensors)
     attempt(_agree, settings, sizes, family)
     profile = attempt(_choose_profile, folder, settings, policy)
     assets = find_openpi_assets(folder)
     scaling = None
     if not attempt.problems:
         scaling = attempt(choose_scaling, folder, settings, profile, policy, assets)
+    if scaling is None:
+        attempt(settings.require_all, _NEVER_IN_TENSORS)
     made = attempt(_configure, sizes, settings, profile, policy, scaling) if scaling else None
     vocabulary = tokenizer or attempt(_tokenizer_in, folder, policy)
     return Inspection(
@@ -106,8 +108,8 @@ def inspect_checkpoint(
     )
 
 
-def write_settings(found: Inspection) -> Path:
-    """Write a complete `relay.json` into an inspected folder, so that it can be served without further options.
+def complete_settings(found: Inspection) -> dict[str, Any]:
+    """What a `relay.json` must hold for the folder to be served without further options.
 
     Raises:
         CheckpointError: something is not known yet.
@@ -117,10 +119,10 @@ def write_settings(found: Inspection) -> Path:
     values = {key: found.settings[key].value for key in KEYS if key in found.settings}
     if _is_file(values.get("robot", "")) and found.settings["robot"].source != SETTINGS_FILE:
         values["robot"] = str(Path(values["robot"]).absolute())
-    path = found.folder / SETTINGS_FILE
-    path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
-    return path
+    return values
 
+
+_NEVER_IN_TENSORS = ("action_horizon", "max_token_len", "num_steps", "vision_heads", "state_in_prompt")
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -227,7 +229,7 @@ def _configure(
     state_dim = real_state_dim(settings, profile)
     if state_dim is None and scaling.normalization is not None and scaling.normalization.kind != "none":
         state_dim = len(scaling.normalization.state.pair(scaling.normalization.kind)[0])
-    values = {"state_dim": state_dim if state_dim is not None else settings.require("state_dim")}
+    values: dict[str, Any] = {} if state_dim is None else {"state_dim": state_dim}
     bounds = {
         "action_horizon": (1, 512),
         "state_dim": (1, sizes.action_dim),
@@ -235,9 +237,8 @@ def _configure(
         "num_steps": (1, 50),
         "vision_heads": (1, sizes.vision_width),
     }
+    values |= settings.require_all([*([] if "state_dim" in values else ["state_dim"]), *_NEVER_IN_TENSORS])
     for key, (least, most) in bounds.items():
-        if key not in values:
-            values[key] = settings.require(key)
         if not least <= values[key] <= most:
             place = settings.source(key) if key in settings.found else "the statistics"
             raise CheckpointError(f"{place}: {key} must be between {least} and {most}, got {values[key]}")
@@ -246,7 +247,7 @@ def _configure(
             f"{settings.source('vision_heads')}: vision_heads {values['vision_heads']} does not divide the width "
             f"{sizes.vision_width}"
         )
-    if settings.require("state_in_prompt") and sizes.family == "pi0":
+    if values["state_in_prompt"] and sizes.family == "pi0":
         raise CheckpointError(
             f"{settings.source('state_in_prompt')}: state_in_prompt is true, but a pi0 network has a token of its own "
             "for the state"
@@ -273,9 +274,27 @@ def _configure(
         action_horizon=values["action_horizon"],
         state_dim=values["state_dim"],
         max_token_len=values["max_token_len"],
-        state_in_prompt=settings.require("state_in_prompt"),
+        state_in_prompt=values["state_in_prompt"],
         num_steps=values["num_steps"],
         cameras=policy.cameras if policy else CAMERAS,
+    )
+
+
+def _of_sizes(sizes: Sizes) -> Pi0Config:
+    """A network of these sizes; what its tensors do not depend on is made up."""
+    return Pi0Config(
+        family=sizes.family,
+        vision=sizes.vision(heads=1),
+        language=sizes.language,
+        expert=sizes.expert,
+        heads=sizes.query_width // sizes.head_dim,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab_size,
+        action_dim=sizes.action_dim,
+        action_horizon=1,
+        state_dim=1,
+        max_token_len=1,
+        state_in_prompt=False,
     )
 
 

@@ -60,6 +60,11 @@ class _Renamed:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return MappingProxyType(self._shapes)
 
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]:
+        stored = self._source.dtypes
+        return {name: stored[self._places[name][0].jax if name in self._places else name] for name in self._shapes}
+
     def read(self, name: str) -> Tensor:
         if name not in self._places:
             return self._source.read(name)

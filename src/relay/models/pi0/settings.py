@@ -98,12 +98,21 @@ class Settings:
         Raises:
             CheckpointError: nothing says it.
         """
-        if key not in self.found:
+        return self.require_all([key])[key]
+
+    def require_all(self, keys: Sequence[str]) -> dict[str, Any]:
+        """The values of `keys`.
+
+        Raises:
+            CheckpointError: nothing says some of them; all of those are named.
+        """
+        missing = ", ".join(repr(key) for key in keys if key not in self.found)
+        if missing:
             raise CheckpointError(
-                f"nothing says {key!r}, and the tensors do not tell it: write it into {SETTINGS_FILE}, "
+                f"nothing says {missing}, and the tensors do not tell it: write it into {SETTINGS_FILE}, "
                 "or name openpi's configuration with --config"
             )
-        return self.found[key].value
+        return {key: self.found[key].value for key in keys}
 
     def source(self, key: str) -> str:
         """Where the value of `key` was found."""

@@ -31,6 +31,10 @@ class Vocabulary(Protocol):
         """Ids of `text`, nothing added before or after."""
         ...
 
+    def piece(self, token: int) -> str:
+        """What an id stands for, as the file has it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -160,6 +164,9 @@ class _JsonVocabulary:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def piece(self, token: int) -> str:
+        return self._tokenizer.id_to_token(token) or ""
+
 
 class _SentencePieceVocabulary:
     """A SentencePiece `tokenizer.model`."""
@@ -179,3 +186,6 @@ class _SentencePieceVocabulary:
 
     def encode(self, text: str) -> list[int]:
         return self._model.encode(text)
+
+    def piece(self, token: int) -> str:
+        return self._model.id_to_piece(token)

@@ -7,7 +7,7 @@ guessed: a tensor that is unknown, missing or of the wrong shape stops the load.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,11 +66,7 @@ def load_weights(
     stored = canonical_names(source.shapes)
     problems = find_problems(config, source.shapes)
     if problems:
-        shown = "\n  ".join(problems[:40])
-        more = f"\n  and {len(problems) - 40} more" if len(problems) > 40 else ""
-        raise CheckpointError(
-            f"the checkpoint's tensors do not fit a {config.family} network of these sizes:\n  {shown}{more}"
-        )
+        raise CheckpointError(do_not_fit(config.family, problems))
     empty = dict(model.named_parameters())
     total = sum(parameter.numel() for parameter in empty.values())
     state: dict[str, Tensor] = {}
@@ -81,6 +77,19 @@ def load_weights(
         progress("loading weights", done / total)
     model.load_state_dict(state, assign=True)
     return model.eval().requires_grad_(False)
+
+
+def do_not_fit(family: str, problems: Sequence[str]) -> str:
+    """The problems of `find_problems` as one text."""
+    shown = "\n  ".join(problems[:40])
+    more = f"\n  and {len(problems) - 40} more" if len(problems) > 40 else ""
+    return f"the checkpoint's tensors do not fit a {family} network of these sizes:\n  {shown}{more}"
+
+
+def ignored_names(names: Collection[str]) -> list[str]:
+    """The stored names of tensors that are known and of no use to action sampling."""
+    read = {stored for name, stored in canonical_names(names).items() if name not in _UNUSED}
+    return [name for name in names if name not in read]
 
 
 def checkpoint_shapes(config: Pi0Config) -> dict[str, tuple[int, ...]]:

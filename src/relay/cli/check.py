@@ -1,0 +1,171 @@
+"""`relay check`: what a checkpoint folder says, what would keep it from starting, and what its model would see."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from relay.cli.extras import missing_for_models
+
+if TYPE_CHECKING:
+    from relay.models.report import Report
+
+PICTURE = "frames.png"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Tell what a checkpoint holds and whether it would start, without reading its weights.
+
+    Ends with code 0 if it would start, 1 if not, 2 if the command itself cannot be carried out.
+    """
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Folder of the checkpoint."""
+
+    model: str | None = None
+    """The model it is meant to be served as: pi0 or pi05; by default the folder's own."""
+
+    config: str | None = None
+    """openpi's configuration that the checkpoint was trained with, such as pi05_droid, where the folder doesn't say."""
+
+    robot: str | None = None
+    """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
+
+    tokenizer: Path | None = None
+    """Tokenizer file, where the checkpoint folder has none."""
+
+    frame: tuple[Path, ...] = ()
+    """Picture files for the preview, in the order of the cameras; test cards by default."""
+
+    prompt: str = "pick up the fork"
+    """Task for the preview."""
+
+    state: str | None = None
+    """State for the preview, v,v,... in the robot's units; by default the middle of the training data."""
+
+    write: bool = False
+    """Write a complete relay.json into the folder, so that it can be served without further options."""
+
+    write_profile: Path | None = None
+    """Write the robot profile to this YAML file, to be edited and passed with --robot."""
+
+    force: bool = False
+    """Let --write and --write-profile replace files that say something else."""
+
+    output: Path | None = None
+    """Folder for frames.png, the frames as the model sees them."""
+
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> int:
+        missing = missing_for_models("checking")
+        if missing:
+            return _fail(missing)
+        from relay.cli.report_text import print_json, print_report
+
+        try:
+            report = self._inspect()
+            if self.json:
+                print_json(report, self.checkpoint)
+            else:
+                print_report(report)
+            for write in (self._write_settings, self._write_profile, self._write_picture):
+                done = write(report)
+                if done:
+                    print(done, file=sys.stderr if self.json else sys.stdout)
+        except (ValueError, OSError) as error:
+            return _fail(str(error))
+        return 1 if report.problems else 0
+
+    def _inspect(self) -> Report:
+        from relay.models import registry
+        from relay.models.report import Sample
+
+        frames = [path.read_bytes() for path in self.frame]
+        state = None if self.state is None else _numbers(self.state)
+        return registry.inspect(
+            self.model,
+            checkpoint=self.checkpoint,
+            config=self.config,
+            robot=self.robot,
+            tokenizer=self.tokenizer,
+            sample=Sample(frames, self.prompt, state),
+        )
+
+    def _write_settings(self, report: Report) -> str | None:
+        if not self.write or report.settings is None or report.settings_file is None:
+            return None
+        path = report.settings_file
+        if path.is_file():
+            before = _read_json(path)
+            if before == report.settings:
+                return f"{path} is complete already"
+            if not self.force:
+                raise ValueError(
+                    f"{path} is there and says something else: {_changes(before, report.settings)}; --force"
+                )
+        path.write_text(json.dumps(report.settings, indent=2) + "\n", "utf-8")
+        return f"wrote {path}"
+
+    def _write_profile(self, report: Report) -> str | None:
+        path = self.write_profile
+        if path is None:
+            return None
+        if path.suffix not in (".yaml", ".yml"):
+            raise ValueError(f"--write-profile {path}: expected a file that ends in .yaml")
+        if report.profile is None:
+            raise ValueError("--write-profile: no robot is known; name one with --robot, or openpi's configuration")
+        from relay.robots.profile_text import profile_text
+
+        text = profile_text(report.profile)
+        if path.is_file() and path.read_text("utf-8", "replace") != text and not self.force:
+            raise ValueError(f"{path} is there and says something else; --force replaces it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        return f"wrote {path}"
+
+    def _write_picture(self, report: Report) -> str | None:
+        if self.output is None or not report.frames:
+            return None
+        from relay.cli.contact_sheet import contact_sheet
+
+        self.output.mkdir(parents=True, exist_ok=True)
+        path = self.output / PICTURE
+        contact_sheet(report.frames).save(path)
+        return f"wrote {path}"
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--state {text}: expected numbers with commas between them") from None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError:
+        return None
+
+
+def _changes(before: Any, after: Any) -> str:
+    """The keys that would change."""
+    if not isinstance(before, dict):
+        return "no object"
+    changed = [key for key in after if key in before and before[key] != after[key]]
+    added = [key for key in after if key not in before]
+    parts = [f"{word} {', '.join(keys)}" for word, keys in (("changes", changed), ("lacks", added)) if keys]
+    return "; ".join(parts)
+
+
+def _fail(message: str) -> int:
+    print(f"relay check: {message}", file=sys.stderr)
+    return 2
