@@ -39,6 +39,11 @@ from relay.server.settings import ServerSettings
 FAULT_SECONDS = 2.0
 """How long clients may take to read why their requests failed when the device is lost."""
 
+SWITCH_S = 0.000_5
+"""How long a thread keeps the interpreter while another wants it. The event loop asks for it again after each system
+call, and a policy that launches kernels from Python hardly lets go by itself: at Python's 5 ms a request would wait that
+long several times over."""
+
 IMAGE_FORMATS = ("jpeg", "png", "webp")
 """What an image slot may hold instead of an array, told by its first bytes."""
 
@@ -58,6 +63,7 @@ def serve(policies: LoadEngine | Mapping[str, Offer], settings: ServerSettings |
 
     A lost device ends the process with code 1 without unwinding.
     """
+    sys.setswitchinterval(SWITCH_S)
     server = Server(policies, settings)
     failure = _run(_serve_until_signal(server))
     if isinstance(failure, DeviceFault) or not server.released:
