@@ -41,8 +41,8 @@ FAULT_SECONDS = 2.0
 
 SWITCH_S = 0.000_5
 """How long a thread keeps the interpreter while another wants it. The event loop asks for it again after each system
-call, and a policy that launches kernels from Python hardly lets go by itself: at Python's 5 ms a request would wait that
-long several times over."""
+call, and a policy that launches kernels from Python hardly lets go by itself: at Python's 5 ms a request would wait
+so long several times over."""
 
 IMAGE_FORMATS = ("jpeg", "png", "webp")
 """What an image slot may hold instead of an array, told by its first bytes."""
