@@ -106,7 +106,11 @@ class Failure:
 
 
 class Engine(Protocol):
-    """A model loaded on a device."""
+    """A model loaded on a device.
+
+    One that holds caches on the device may have a method `free_memory()` besides, which lets go of them: it is called
+    in the device thread after a batch that ran out of memory, before its rows are tried one by one.
+    """
 
     @property
     def spec(self) -> PolicySpec: ...

@@ -170,6 +170,11 @@ class Pi0Engine:
             if not all(isinstance(chunk, Chunk) and np.isfinite(np.asarray(chunk.actions)).all() for chunk in chunks):
                 raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
 
+    def free_memory(self) -> None:
+        """Give the allocator's unused blocks back, which may be too small for the batch that failed."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def _in_callers_units(self, actions: NDArray[np.float32], prepared: Pi0Prepared) -> NDArray[np.float32]:
         """One row's actions in the units that its observation came in."""
         if self._robot is None or prepared.robot_state is None:
