@@ -13,6 +13,8 @@ from relay.protocol.wording import quoted
 SERVER_OPTIONS = frozenset({"deadline_ms"})
 """Options that the server itself answers for, whatever the engine."""
 
+_OPTIONS = tuple(option.name for option in fields(Options))
+
 
 def admit(options: Options, spec: PolicySpec, default_seed: int | None, *, name_adapters: bool = True) -> Options:
     """The options that the engine gets, with the server's default seed where the request leaves the noise open.
@@ -27,7 +29,7 @@ def admit(options: Options, spec: PolicySpec, default_seed: int | None, *, name_
     if options.adapter is not None and "adapter" not in spec.supported_options:
         raise unknown_adapter(options.adapter, (), named=name_adapters)
     known = spec.supported_options | SERVER_OPTIONS
-    for name in (option.name for option in fields(options)):
+    for name in _OPTIONS:
         if getattr(options, name) is not None and name not in known:
             raise ObservationError(f"{name} is not an option of {spec.model}; it takes: {', '.join(sorted(known))}")
     most = max(50, 4 * spec.num_steps)
