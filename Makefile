@@ -58,6 +58,7 @@ vocab: | $(VENV)/created
 
 bench: $(VENV)/installed-dev stock
 	$(BIN)/python benchmarks/wire.py $(ARGS)
+	$(BIN)/python benchmarks/robots.py
 
 stock: .venv-stock/installed
 

@@ -4,8 +4,8 @@
     python benchmarks/gpu.py --device cpu --scale tiny            the same on the CPU, small, in a minute
 
 Needs the server's packages and no weights: the tiny networks with recorded outputs are in the repository, the large one
-is made of random numbers on the device. Parts are left out when `--minutes` are over; what was measured so far stands in
-the JSON file, which is written after every part. Ends with code 1 if a result is wrong; times fail nothing.
+is made of random numbers on the device. Parts are left out when `--minutes` are over; what was measured stands in the
+JSON file, which is written after every part. Ends with code 1 if a result is wrong; times fail nothing.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@
 Every system gets the same frames (three cameras, 224x224) and a policy that does nothing or waits for 20 ms. Servers
 and robots are processes of their own, each in its own environment. The systems take turns in every round (A B C, B C A,
 ...), so that whatever else the machine does hits all of them; compare the ratios, not the milliseconds. "by round" is
-the middle half of the ratios of p50 within one round: where it is wide, the machine was busy. Two systems mix the
+the middle half of the ratios of p50 within one round: where it is wide, the machine was busy. In the last case a proxy
+between robot and server (tests/fault_proxy.py) passes 20 Mbit/s and delays each direction by 10 ms; it is no kernel's
+link: TCP's slow start after a pause, which a real one adds, is not in these figures. Two systems mix the
 stacks, to show what each end contributes. The stock packages are installed on the first run into .venv-stock. Results
 go to benchmarks/results/ as JSON.
 """
@@ -36,6 +38,12 @@ from numpy.typing import NDArray
 import stock
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "tests"))
+
+from fault_proxy import FaultProxy, in_thread  # noqa: E402
+
+LINK_DELAY_S = 0.010
+LINK_BYTES_PER_SECOND = 20e6 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +67,13 @@ BATCHING = System("relay JPEG_Q90, batches of 8", "relay", "relay", "JPEG_Q90", 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How long the policy takes, how many robots call at once, and how often each calls in one turn."""
+    """How long the policy takes, how many robots call at once, how often each calls in one turn, and over what link."""
 
     milliseconds: float
     robots: int
     calls: int
     systems: tuple[System, ...] = (STOCK, RAW, JPEG, STOCK_CLIENT, STOCK_SERVER)
+    slow_link: bool = False
 
 
 CASES = (
@@ -72,6 +81,7 @@ CASES = (
     Case(0, 8, 25),
     Case(20, 1, 25),
     Case(20, 8, 5, (STOCK, RAW, JPEG, STOCK_CLIENT, STOCK_SERVER, BATCHING)),
+    Case(0, 1, 5, (STOCK, RAW, JPEG), slow_link=True),
 )
 
 
@@ -130,6 +140,8 @@ def run_case(case: Case, frames: Path, rounds: int, versions: dict[str, Any]) ->
         teams: list[tuple[Row, list[subprocess.Popen[str]]]] = []
         for system in case.systems:
             url = start_server(running, system, case.milliseconds)
+            if case.slow_link:
+                url = slowed(running, url)
             robots = [start_robot(running, system, url, frames) for _ in range(case.robots)]
             greetings = [read(robot) for robot in robots]
             versions[system.client] = greetings[0]["versions"]
@@ -146,17 +158,34 @@ def run_case(case: Case, frames: Path, rounds: int, versions: dict[str, Any]) ->
 
 
 def start_server(running: ExitStack, system: System, milliseconds: float) -> str:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = ["--port", str(port), "--milliseconds", str(milliseconds), "--batch", str(system.batch)]
     start(running, system.server, ["server", system.server, *options])
+    wait_until_healthy(port, system.name)
+    return f"ws://127.0.0.1:{port}"
+
+
+def slowed(running: ExitStack, url: str) -> str:
+    """The same server behind the slow link."""
+    proxy = FaultProxy(int(url.rpartition(":")[2]))
+    for direction in (proxy.to_server, proxy.to_client):
+        direction.latency, direction.bytes_per_second = LINK_DELAY_S, LINK_BYTES_PER_SECOND
+    running.enter_context(in_thread(proxy))
+    return proxy.url
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until_healthy(port: int, name: str) -> None:
     deadline = time.monotonic() + 60
     while not is_healthy(port):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the server of {system.name} did not come up")
+            raise TimeoutError(f"the server of {name} did not come up")
         time.sleep(0.05)
-    return f"ws://127.0.0.1:{port}"
 
 
 def is_healthy(port: int) -> bool:
@@ -181,10 +210,14 @@ def start(running: ExitStack, stack: str, arguments: list[str]) -> subprocess.Po
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env=environment(),
     )
     running.callback(stop, process)
     return process
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def stop(process: subprocess.Popen[str]) -> None:
@@ -224,7 +257,8 @@ def camera_frames(seed: int, observations: int = 8) -> NDArray[np.uint8]:
 
 
 def print_table(case: Case, rows: list[Row]) -> None:
-    print(f"\n{case.milliseconds:g} ms policy, {case.robots} robot{'s' if case.robots > 1 else ''}")
+    link = ", 20 Mbit/s and 20 ms there and back, by proxy" if case.slow_link else ""
+    print(f"\n{case.milliseconds:g} ms policy, {case.robots} robot{'s' if case.robots > 1 else ''}{link}")
     print(f"{'':45}{'ratios to stock':>43}")
     print(f"  {'':30}{'request':>10}{'p50':>11}{'p99':>11}{'bytes':>11}{'p50':>7}{'by round':>13}{'p99':>7}")
     base = rows[0]
@@ -244,6 +278,7 @@ def summary(case: Case, rows: list[Row]) -> dict[str, Any]:
         "policy_ms": case.milliseconds,
         "robots": case.robots,
         "calls_per_turn": case.calls,
+        "slow_link": case.slow_link,
         "systems": [asdict(system) for system in case.systems],
         "rows": [
             {

@@ -1,6 +1,6 @@
 """One end of the wire in a process of its own: a server, or a robot that calls when told to.
 
-    process.py server STACK --port N --milliseconds M [--batch N]
+    process.py server STACK --port N --milliseconds M [--batch N] [--row-milliseconds M] [--keep-encoded]
     process.py robot STACK URL FRAMES [--codec NAME]
 
 Runs in the environment of its STACK (`relay` or `stock`), so it imports NumPy and that stack only. A robot prints one
@@ -31,6 +31,8 @@ def main() -> None:
     server.add_argument("--port", type=int, required=True)
     server.add_argument("--milliseconds", type=float, required=True)
     server.add_argument("--batch", type=int, default=1)
+    server.add_argument("--row-milliseconds", type=float, help="of each further row; by default a seventh of the first")
+    server.add_argument("--keep-encoded", action="store_true", help="do not decode the frames (our stack only)")
     robot = roles.add_parser("robot")
     robot.add_argument("stack", choices=["relay", "stock"])
     robot.add_argument("url")
@@ -40,7 +42,11 @@ def main() -> None:
     stack = importlib.import_module(f"{chosen.stack}_peer")
     if chosen.role == "server":
         threading.Thread(target=end_with_input, daemon=True).start()
-        stack.serve(chosen.port, chosen.milliseconds / 1e3, chosen.batch)
+        ours: dict[str, Any] = {}
+        if chosen.stack == "relay":
+            row = chosen.milliseconds / 7 if chosen.row_milliseconds is None else chosen.row_milliseconds
+            ours = {"row_seconds": row / 1e3, "decode": not chosen.keep_encoded}
+        stack.serve(chosen.port, chosen.milliseconds / 1e3, chosen.batch, **ours)
     else:
         drive(stack.Robot(chosen.url, chosen.codec), observations(chosen.frames))
 

@@ -31,30 +31,31 @@ class Decoded:
 
 
 class WaitingEngine:
-    """A device on which one row takes `seconds` and eight rows take twice as long."""
+    """A device on which one row takes `seconds` and each further one `row_seconds`."""
 
-    def __init__(self, seconds: float, max_batch: int) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, max_batch: int, row_seconds: float, decode: bool) -> None:
+        self._seconds, self._row_seconds = seconds, row_seconds
+        self._decode = decode
         self._actions = np.zeros((50, 32), np.float32)
         self.spec = PolicySpec("waiting", CAMERAS, 32, 50, 32, 10, max_batch=max_batch)
 
     def prepare(self, observation: Observation, options: Options) -> Decoded:
-        return Decoded(decode_images(observation))
+        return Decoded(decode_images(observation) if self._decode else observation)
 
     def batch_key(self, prepared: Decoded) -> None:
         return None
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk]:
         if self._seconds:
-            time.sleep(self._seconds * (1 + (len(batch) - 1) / 7))
+            time.sleep(self._seconds + (len(batch) - 1) * self._row_seconds)
         return [Chunk(self._actions) for _ in batch]
 
     def warm_up(self, progress: Progress) -> None:
         progress("warming up", 1.0)
 
 
-def serve(port: int, seconds: float, batch: int) -> None:
-    serve_engine(lambda _: WaitingEngine(seconds, batch), ServerSettings(port=port))
+def serve(port: int, seconds: float, batch: int, row_seconds: float, decode: bool) -> None:
+    serve_engine(lambda _: WaitingEngine(seconds, batch, row_seconds, decode), ServerSettings(port=port))
 
 
 class Robot:

@@ -27,6 +27,14 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     assert kept.nbytes == 10
 
 
+def test_after_clearing_nothing_is_left() -> None:
+    kept = cache(10)
+    kept.put("a", b"12345")
+    kept.clear()
+    assert kept.get("a") is None
+    assert kept.nbytes == 0
+
+
 def test_a_value_larger_than_the_limit_is_not_kept() -> None:
     kept = cache(4)
     kept.put("a", b"12345")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relay.engine import worker as worker_module
 from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
-from relay.engine.worker import DeviceFault, LoadFailed, NonFiniteActions, Worker
+from relay.engine.worker import DeviceFault, DeviceFull, LoadFailed, NonFiniteActions, Worker
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Options
 
@@ -278,3 +280,118 @@ async def test_stop_gives_up_on_a_batch_that_hangs():
         assert worker.alive
         hang.set()
         assert len((await running).rows) == 1
+
+
+NO_MEMORY = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class CachingEngine(RowEngine):
+    """Finds no memory for more than `room` rows."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.freed: list[str] = []
+
+    def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
+        if len(batch) > self.room:
+            raise NO_MEMORY
+        return super().infer(batch)
+
+    def free_memory(self) -> None:
+        self.freed.append(threading.current_thread().name)
+
+
+async def test_a_batch_that_finds_no_memory_frees_the_caches_and_is_run_row_by_row():
+    engine = CachingEngine(room=1)
+    async with started(lambda progress: engine) as (worker, fatal):
+        answer = await worker.infer(rows(good, good, good))
+        assert [type(row) for row in answer.rows] == [Chunk] * 3
+        assert engine.freed == ["relay-worker"]
+        assert not fatal
+
+
+async def test_a_request_that_finds_no_memory_fails_alone():
+    engine = CachingEngine(room=9)
+    async with started(lambda progress: engine) as (worker, fatal):
+        answer = await worker.infer(rows(good, raising(NO_MEMORY), good))
+        assert [type(row) for row in answer.rows] == [Chunk, Failure, Chunk]
+        assert engine.freed == ["relay-worker"] * 2  # of the batch, and of the row
+        assert not fatal
+
+
+async def test_caches_that_cannot_be_freed_are_logged_and_the_rows_are_run(caplog: pytest.LogCaptureFixture):
+    engine = CachingEngine(room=1)
+    engine.free_memory = raising(ValueError("no such pool"))  # pyright: ignore[reportAttributeAccessIssue]
+    async with started(lambda progress: engine) as (worker, fatal):
+        answer = await worker.infer(rows(good, good))
+        assert [type(row) for row in answer.rows] == [Chunk] * 2
+        assert not fatal
+    assert "no such pool" in caplog.text
+
+
+async def test_a_device_lost_while_its_caches_are_freed_is_fatal():
+    engine = CachingEngine(room=1)
+    engine.free_memory = raising(LOST[0])  # pyright: ignore[reportAttributeAccessIssue]
+    async with started(lambda progress: engine) as (worker, fatal):
+        with pytest.raises(DeviceFault):
+            await worker.infer(rows(good, good))
+        assert [type(failure) for failure in fatal] == [DeviceFault]
+
+
+async def test_a_batch_without_memory_holds_none_of_it_while_its_rows_are_run():
+    class Tensor:
+        pass
+
+    held: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+
+    class FillingEngine(RowEngine):
+        def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
+            if len(batch) > 1:
+                tensor = Tensor()
+                held.append(weakref.ref(tensor))
+                raise NO_MEMORY
+            alive.append(held[0]() is not None)
+            return super().infer(batch)
+
+    async with started(lambda progress: FillingEngine()) as (worker, _):
+        await worker.infer(rows(good, good))
+    assert alive == [False, False]
+
+
+async def test_three_requests_without_memory_in_a_minute_call_for_a_new_process_and_the_worker_goes_on():
+    async with started(lambda progress: RowEngine()) as (worker, fatal):
+        await worker.infer(rows(raising(NO_MEMORY)))
+        await worker.infer(rows(raising(NO_MEMORY)))
+        assert [type(row) for row in (await worker.infer(rows(good))).rows] == [Chunk]
+        assert not fatal
+        await worker.infer(rows(raising(NO_MEMORY)))
+        assert [type(row) for row in (await worker.infer(rows(good))).rows] == [Chunk]
+        assert [type(failure) for failure in fatal] == [DeviceFull]
+
+
+async def test_requests_without_memory_far_apart_call_for_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_module, "MEMORY_WINDOW_S", 0.02)
+    async with started(lambda progress: RowEngine()) as (worker, fatal):
+        for _ in range(4):
+            await worker.infer(rows(raising(NO_MEMORY)))
+            await asyncio.sleep(0.015)
+        assert not fatal
+
+
+async def test_an_idle_worker_keeps_no_observation_alive():
+    class Observed:
+        def __call__(self) -> Chunk:
+            return good()
+
+    async with started(lambda progress: RowEngine()) as (worker, _):
+        observed = Observed()
+        gone = weakref.ref(observed)
+        await worker.infer([Work(observed, Options())])
+        del observed
+        for _ in range(100):
+            if gone() is None:
+                break
+            await asyncio.sleep(0.01)
+        assert gone() is None

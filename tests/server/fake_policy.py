@@ -97,6 +97,8 @@ class FakeEngine:
                 actions[2, 1] = np.nan
             case "lose device":
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            case "fill memory":
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             case "huge":
                 return Chunk(np.zeros((2_000_000, 4), np.float32))
             case "groups":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ import pytest
 from fake_policy import SPEC, FakeEngine
 
 from relay.engine.worker import DeviceFault, Worker
-from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Infer, Options
+from relay.server.preparation import Expired
 from relay.server.scheduler import Answer, Scheduler, ServerFull
 from relay.server.sessions import Session
 from relay.server.settings import ServerSettings
@@ -24,12 +24,11 @@ async def scheduling(engine: FakeEngine, **settings: int) -> AsyncIterator[Sched
     worker = Worker(lambda progress: engine, lambda fatal: None)
     scheduler = Scheduler(worker, ServerSettings(prepare_threads=1, **settings))
     worker.start()
-    scheduler.start()
     try:
         yield scheduler
     finally:
         engine.open.set()
-        await scheduler.close()
+        scheduler.close()
         assert await worker.stop(5)
 
 
@@ -37,13 +36,13 @@ def infer(value: float, options: Options | None = None, **fields: str) -> Infer:
     return Infer({"state": np.full(3, value, np.float32), **fields}, options or Options())
 
 
-async def submit(scheduler: Scheduler, request: Infer) -> Answer:
-    return await scheduler.submit(request, Session("default"))
+async def submit(scheduler: Scheduler, request: Infer, client: Hashable = "robot") -> Answer:
+    return await scheduler.submit(request, Session("default"), client)
 
 
 async def queued(scheduler: Scheduler, *requests: Infer) -> list[asyncio.Task[Answer]]:
-    """Submit in this order and come back when all are prepared and wait (one thread prepares in order)."""
-    tasks = [asyncio.create_task(submit(scheduler, request)) for request in requests]
+    """Submit in this order, each as a client of its own, and come back when all are prepared and wait."""
+    tasks = [asyncio.create_task(submit(scheduler, request, client)) for client, request in enumerate(requests)]
     for _ in range(200):
         await asyncio.sleep(0.005)
         if scheduler.waiting >= len(requests):
@@ -178,10 +177,60 @@ async def test_a_request_whose_deadline_has_passed_is_failed_instead_of_run():
     async with scheduling(engine) as scheduler:
         async with busy(engine, scheduler):
             late, patient = await queued(
-                scheduler, infer(1, Options(deadline_ms=1.0)), infer(2, Options(deadline_ms=60_000.0))
+                scheduler, infer(1, Options(deadline_ms=200.0)), infer(2, Options(deadline_ms=60_000.0))
             )
-            await asyncio.sleep(0.02)
-        with pytest.raises(ObservationError, match="deadline_ms: 1 ms had passed"):
+            await asyncio.sleep(0.25)
+        with pytest.raises(Expired, match="deadline_ms: 200 ms had passed"):
             await late
         assert np.array_equal((await patient).actions, np.full((4, 3), 2.0))
     assert engine.batches == [[99], [2]]
+
+
+async def test_a_request_that_expires_while_another_is_prepared_is_failed_too():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        with pytest.raises(Expired, match=r"deadline_ms: 0\.0001 ms had passed before the device was free"):
+            await submit(scheduler, infer(1, Options(deadline_ms=0.0001)))
+    assert engine.batches == []
+
+
+async def test_the_tightest_deadline_leaves_first():
+    engine = FakeEngine()
+    async with scheduling(engine, max_batch=1) as scheduler:
+        async with busy(engine, scheduler):
+            deadlines = (90_000.0, 30_000.0, 60_000.0)
+            tasks = await queued(scheduler, *(infer(value, Options(deadline_ms=value)) for value in deadlines))
+        await asyncio.gather(*tasks)
+    assert engine.batches == [[99], [30_000], [60_000], [90_000]]
+
+
+async def test_a_client_with_four_requests_waiting_lets_every_other_one_go_after_its_first():
+    engine = FakeEngine()
+    async with scheduling(engine, max_batch=1) as scheduler:
+        async with busy(engine, scheduler):
+            tasks = [asyncio.create_task(submit(scheduler, infer(value), "greedy")) for value in (1, 2, 3, 4)]
+            tasks += [asyncio.create_task(submit(scheduler, infer(value), value)) for value in (11, 12)]
+            while scheduler.waiting < 6:
+                await asyncio.sleep(0.005)
+        await asyncio.gather(*tasks)
+    assert engine.batches == [[99], [1], [11], [12], [2], [3], [4]]
+
+
+async def test_batches_are_counted_by_size():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        async with busy(engine, scheduler):
+            tasks = await queued(scheduler, infer(1), infer(2), infer(3))
+        await asyncio.gather(*tasks)
+        assert (scheduler.batch_rows.counts[0], scheduler.batch_rows.counts[2]) == (1, 1)
+        assert scheduler.batch_rows.sum == 4
+
+
+async def test_closing_cancels_what_waits():
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler, busy(engine, scheduler):
+        (task,) = await queued(scheduler, infer(1))
+        scheduler.close()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert engine.batches == [[99]]

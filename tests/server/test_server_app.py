@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
+import sys
 import threading
 from typing import Any
 
@@ -17,7 +19,7 @@ from relay.engine.worker import DeviceFault, LoadFailed
 from relay.protocol.msgpack_numpy import unpack
 from relay.server import connection as connection_module
 from relay.server import keepalive
-from relay.server.app import Server
+from relay.server.app import SWITCH_S, Server, serve
 from relay.server.settings import ServerSettings
 
 
@@ -98,7 +100,7 @@ async def test_health_answers_while_the_engine_runs():
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/", 426), ("/metrics", 426), ("/v1/models", 404), ("/v1/", 404), ("/m/v1/realtime/robot/openpi", 426)],
+    [("/", 426), ("/v1/models", 404), ("/v1/", 404), ("/m/v1/realtime/robot/openpi", 426)],
 )
 async def test_a_plain_get_elsewhere_is_refused(path: str, status: int):
     async with running() as server:
@@ -279,3 +281,11 @@ async def until_connections(server: Server, count: int) -> None:
             return
         await asyncio.sleep(0.005)
     raise AssertionError(f"{len(server.connections)} connections are open")
+
+
+def test_a_serving_process_lets_its_threads_take_turns_often(monkeypatch: pytest.MonkeyPatch):
+    intervals: list[float] = []
+    monkeypatch.setattr(sys, "setswitchinterval", intervals.append)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
+        serve(lambda progress: FakeEngine(), ServerSettings(port=taken.getsockname()[1]))
+    assert intervals == [SWITCH_S]

@@ -350,9 +350,9 @@ async def test_sessions_of_two_connections_are_apart(monkeypatch: pytest.MonkeyP
     seen: list[tuple[str, bool]] = []
     submit = Scheduler.submit
 
-    async def recording(self: Scheduler, request: Infer, session: Session, **options: Any) -> Answer:
+    async def recording(self: Scheduler, request: Infer, session: Session, client: Any, **options: Any) -> Answer:
         seen.append((session.id, session.fresh))
-        return await submit(self, request, session, **options)
+        return await submit(self, request, session, client, **options)
 
     monkeypatch.setattr(Scheduler, "submit", recording)
     async with running() as server, client(server) as first, client(server) as second:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from fake_policy import dial, observation
+from fake_policy import ask, dial, observation
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
@@ -111,6 +111,30 @@ async def test_a_lost_device_exits_with_1():
         code, _, err = await ended(server)
         assert code == 1
         assert "the device is lost after RuntimeError: CUDA error" in err
+
+
+async def test_a_device_that_keeps_running_out_of_memory_answers_drains_and_exits_with_1():
+    path = "/v1/realtime/robot/openpi"
+    async with process("serve") as (server, port), dial(port, path) as unlucky, dial(port, path) as other:
+        await unlucky.recv()
+        await other.recv()
+        for _ in range(2):
+            assert (await ask(unlucky, observation(do="fill memory")))["message"] == "Internal inference error"
+        await unlucky.send(observation(do="fill memory"))
+        await asyncio.sleep(0.02)
+        await other.send(observation(5))
+        assert unpack(await unlucky.recv())["message"] == "Internal inference error"
+        assert unpack(await other.recv())[0, 0] == 5
+        with pytest.raises(ConnectionClosed) as closed:
+            await other.recv()
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (
+            1012,
+            "the device is out of memory; the server restarts",
+        )
+        code, _, err = await ended(server)
+        assert code == 1
+        assert "3 requests within a minute found no memory" in err
 
 
 async def test_a_port_that_is_taken_exits_with_1_and_names_it():

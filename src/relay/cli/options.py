@@ -113,3 +113,9 @@ class ListenerOptions:
 
     max_queue: int = 1_024
     """Most requests that wait for one policy; further ones are refused."""
+
+    metrics_host: str = "127.0.0.1"
+    """Address of the metrics' own port."""
+
+    metrics_port: int | None = None
+    """Port for /metrics alone; by default they are on the main port, for this machine only; 0 serves none."""

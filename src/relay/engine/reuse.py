@@ -35,6 +35,11 @@ class SizedCache(Generic[_Key, _Value]):
         while self.nbytes > self._limit:
             self._drop(next(iter(self._values)))
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._values.clear()
+        self.nbytes = 0
+
     def _drop(self, key: _Key) -> None:
         value = self._values.pop(key, None)
         if value is not None:

@@ -11,6 +11,8 @@ import contextlib
 import logging
 import queue
 import threading
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -19,6 +21,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from relay.engine.base import Chunk, Engine, Failure, Progress, StatefulEngine, Work
+
+MEMORY_FAILURES = 3
+MEMORY_WINDOW_S = 60.0
+"""As many requests that found no memory within this time are more than one client's large observation."""
 
 LoadEngine: TypeAlias = Callable[[Progress], Engine]
 """Loads a policy onto the device, reporting a phase and the share done; called once, in the worker's thread."""
@@ -32,6 +38,10 @@ class LoadFailed(RuntimeError):
 
 class DeviceFault(RuntimeError):
     """The device context is lost: nothing in this process can use it again."""
+
+
+class DeviceFull(DeviceFault):
+    """Request after request finds no memory on the device; the worker goes on, but the process should start anew."""
 
 
 class NonFiniteActions(RuntimeError):
@@ -65,8 +75,9 @@ class Worker:
 
     Args:
         load: makes the engine; runs in the worker's thread.
-        on_fatal: called on the event loop, once, with a `LoadFailed` or a `DeviceFault` when this process cannot
-            serve any more; it should end the process with a non-zero code and leave the restart to its supervisor.
+        on_fatal: called on the event loop with a `LoadFailed` or a `DeviceFault` when this process cannot serve any
+            more, or with a `DeviceFull` when it still can, but badly; it should end the process with a non-zero code
+            and leave the restart to its supervisor.
     """
 
     def __init__(self, load: LoadEngine, on_fatal: Callable[[LoadFailed | DeviceFault], None]) -> None:
@@ -123,8 +134,24 @@ class Worker:
         """
         await self.ready()
         answer: asyncio.Future[BatchAnswer] = self._loop.create_future()
-        self._jobs.put(_Job(batch, answer))
+
+        def settle(outcome: BatchAnswer | LoadFailed | DeviceFault) -> None:
+            if answer.done():
+                return
+            if isinstance(outcome, BatchAnswer):
+                answer.set_result(outcome)
+            else:
+                answer.set_exception(outcome)
+
+        self.begin(batch, settle)
         return await answer
+
+    def begin(self, batch: Sequence[Work], on_end: Callable[[BatchAnswer | LoadFailed | DeviceFault], None]) -> None:
+        """Like `infer`, of a worker that is ready; calls `on_end` on the event loop, once, with answer or error."""
+        if self._fatal is not None:
+            self._loop.call_soon(on_end, self._fatal)
+        else:
+            self._jobs.put(_Job(batch, on_end))
 
     def close_session(self, session: Any) -> None:
         """Have the engine free a session that it opened, after the batch that runs now."""
@@ -148,19 +175,24 @@ class Worker:
             self._post(self._fail, failed)
             return
         self._post(self._serve, engine)
+        memory = _DeviceMemory(engine)
         while (job := self._jobs.get()) is not None:
             started = perf_counter()
             try:
                 if isinstance(job, _Closing):
                     _close_session(engine, job.session)
                     continue
-                rows = _answer_rows(engine, job.batch)
+                rows = _answer_rows(engine, job.batch, memory)
             except BaseException as error:
                 fault = DeviceFault(f"the device is lost after {type(error).__name__}: {error}")
                 fault.__cause__ = error
-                self._post(self._fail, fault, job.answer if isinstance(job, _Job) else None)
+                self._post(self._fail, fault, job.on_end if isinstance(job, _Job) else None)
                 return
-            self._post(_resolve, job.answer, BatchAnswer(rows, started, perf_counter()))
+            self._post(job.on_end, BatchAnswer(rows, started, perf_counter()))
+            exhausted = memory.is_exhausted(rows, perf_counter())
+            job = rows = None  # while it waits for more, this thread keeps no observation alive
+            if exhausted:
+                self._post(self._on_fatal, DeviceFull(f"{MEMORY_FAILURES} requests within a minute found no memory"))
 
     def _report(self, phase: str, share: float) -> None:
         self._status = WorkerStatus(phase, min(max(float(share), 0.0), 1.0))
@@ -174,27 +206,29 @@ class Worker:
         self._status = WorkerStatus("ready", 1.0, ready=True, remarks=tuple(getattr(engine, "remarks", ())))
         self._loaded.set_result(engine)
 
-    def _fail(self, fatal: LoadFailed | DeviceFault, answer: asyncio.Future[BatchAnswer] | None = None) -> None:
+    def _fail(self, fatal: LoadFailed | DeviceFault, on_end: _OnEnd | None = None) -> None:
         self._fatal = fatal
         self._status = WorkerStatus("failed")
         if not self._loaded.done():
             self._loaded.set_exception(fatal)
             self._loaded.exception()  # taken here, since perhaps nobody waits
-        futures = [] if answer is None else [answer]
+        waiting = [] if on_end is None else [on_end]
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._jobs.get_nowait()
-                futures += [job.answer] if isinstance(job, _Job) else []
-        for future in futures:
-            if not future.done():
-                future.set_exception(fatal)
+                waiting += [job.on_end] if isinstance(job, _Job) else []
+        for tell in waiting:
+            tell(fatal)
         self._on_fatal(fatal)
+
+
+_OnEnd: TypeAlias = Callable[[BatchAnswer | LoadFailed | DeviceFault], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     batch: Sequence[Work]
-    answer: asyncio.Future[BatchAnswer]
+    on_end: _OnEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +236,7 @@ class _Closing:
     session: Any
 
 
-def _resolve(answer: asyncio.Future[BatchAnswer], value: BatchAnswer) -> None:
-    if not answer.done():
-        answer.set_result(value)
-
-
-def _answer_rows(engine: Engine, batch: Sequence[Work]) -> list[Chunk | Failure]:
+def _answer_rows(engine: Engine, batch: Sequence[Work], memory: _DeviceMemory) -> list[Chunk | Failure]:
     """Run the batch; when all of it fails, run its rows singly, so that a bad row hurts only itself."""
     try:
         rows = list(engine.infer(batch))
@@ -216,11 +245,47 @@ def _answer_rows(engine: Engine, batch: Sequence[Work]) -> list[Chunk | Failure]
     except Exception as error:
         if loses_device(error):
             raise
-        if len(batch) > 1:
-            logger.warning("a batch of %d rows failed and is run row by row", len(batch), exc_info=error)
-            return [_answer_rows(engine, [row])[0] for row in batch]
-        return [Failure(error)]
-    return [_checked(row) for row in rows]
+        failed: Exception = error
+    else:
+        return [_checked(row) for row in rows]
+    if len(batch) > 1:
+        logger.warning("a batch of %d rows failed and is run row by row", len(batch), exc_info=failed)
+    if _lacks_memory(failed):
+        memory.free(failed)
+    if len(batch) > 1:
+        return [_answer_rows(engine, [row], memory)[0] for row in batch]
+    return [Failure(failed)]
+
+
+class _DeviceMemory:
+    """Makes room after a batch that found none, and notices when that does not help."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._failures: deque[float] = deque(maxlen=MEMORY_FAILURES)
+
+    def free(self, error: Exception) -> None:
+        """Let go of what the failed batch left behind: its tensors in the traceback's frames, then the caches."""
+        for link in _chain(error):
+            traceback.clear_frames(link.__traceback__)
+        free = getattr(self._engine, "free_memory", None)
+        if free is None:
+            return
+        try:
+            free()
+        except Exception as failed:
+            if _loses_device(failed):
+                raise
+            logger.exception("the device's memory could not be freed")
+
+    def is_exhausted(self, rows: Sequence[Chunk | Failure], now: float) -> bool:
+        """Whether so many requests failed within a minute; true once for as many."""
+        failures = sum(isinstance(row, Failure) and _lacks_memory(row.error) for row in rows)
+        self._failures.extend([now] * failures)
+        if len(self._failures) < MEMORY_FAILURES or now - self._failures[0] > MEMORY_WINDOW_S:
+            return False
+        self._failures.clear()
+        return True
 
 
 def _close_session(engine: Engine, session: Any) -> None:
@@ -251,6 +316,8 @@ def _checked(row: Chunk | Failure) -> Chunk | Failure:
     return row
 
 
+OUT_OF_MEMORY = "out of memory"
+
 LOST_DEVICE_TYPES = ("AcceleratorError", "DeviceFault")
 LOST_DEVICE_TEXTS = ("CUDA error", "HIP error")
 """RuntimeErrors after which every later call on the device fails too (the "sticky" errors of the CUDA programming
@@ -261,13 +328,18 @@ def loses_device(error: BaseException) -> bool:
     """Whether nothing in this process can use the device again after this error."""
     return any(
         isinstance(link, RuntimeError)  # as all of torch's are; a ValueError may quote what a client wrote
-        and "out of memory" not in str(link)
+        and OUT_OF_MEMORY not in str(link)
         and (
             any(kind.__name__ in LOST_DEVICE_TYPES for kind in type(link).__mro__)
             or any(text in str(link) for text in LOST_DEVICE_TEXTS)
         )
         for link in _chain(error)
     )
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether the device had no room: of torch, a RuntimeError of its own kind or CUDA's own words."""
+    return any(isinstance(link, (RuntimeError, MemoryError)) and OUT_OF_MEMORY in str(link) for link in _chain(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

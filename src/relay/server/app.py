@@ -25,18 +25,24 @@ from websockets.asyncio.server import serve as listen
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from relay.engine.worker import DeviceFault, LoadEngine, LoadFailed, WorkerStatus
+from relay.engine.worker import DeviceFault, DeviceFull, LoadEngine, LoadFailed, WorkerStatus
 from relay.protocol.limits import CLOSE_TIMEOUT_S, MAX_MESSAGE_BYTES, SUBPROTOCOL
 from relay.server.admission import Admission, Exposed, bound_addresses, check_exposure, log_terms
 from relay.server.connection import Goodbye, peer_name, serve_connection
-from relay.server.dialects import NO_POLICY, dialect_for, is_health_check
+from relay.server.dialects import NO_POLICY, dialect_for, is_health_check, is_metrics
 from relay.server.door import Entrance
 from relay.server.log_limit import LimitedLog
+from relay.server.metrics_page import MetricsPage
 from relay.server.policies import NotServed, Offer, Policies
 from relay.server.settings import ServerSettings
 
 FAULT_SECONDS = 2.0
 """How long clients may take to read why their requests failed when the device is lost."""
+
+SWITCH_S = 0.000_5
+"""How long a thread keeps the interpreter while another wants it. The event loop asks for it again after each system
+call, and a policy that launches kernels from Python hardly lets go by itself: at Python's 5 ms a request would wait
+so long several times over."""
 
 IMAGE_FORMATS = ("jpeg", "png", "webp")
 """What an image slot may hold instead of an array, told by its first bytes."""
@@ -57,6 +63,7 @@ def serve(policies: LoadEngine | Mapping[str, Offer], settings: ServerSettings |
 
     A lost device ends the process with code 1 without unwinding.
     """
+    sys.setswitchinterval(SWITCH_S)
     server = Server(policies, settings)
     failure = _run(_serve_until_signal(server))
     if isinstance(failure, DeviceFault) or not server.released:
@@ -84,6 +91,7 @@ class Server:
         self._settings = settings or ServerSettings()
         offers = {"policy": Offer(policies, self._settings)} if callable(policies) else policies
         self._policies = Policies(offers, self._on_fatal)
+        self._metrics = MetricsPage(self._settings, self._policies, lambda: len(self._connections))
         self._instance_id = secrets.token_hex(8)
         self._entrance = Entrance(self._settings.tls)
         self._admission = Admission(
@@ -124,7 +132,8 @@ class Server:
         bound = bound_addresses(self._listener.sockets)
         try:
             check_exposure((address for address, _ in bound), self._settings.api_keys, self._settings.insecure)
-        except Exposed:
+            await self._metrics.listen()
+        except (Exposed, OSError):
             self._listener.close()
             await self._listener.wait_closed()
             raise
@@ -157,6 +166,11 @@ class Server:
     def released(self) -> bool:
         """Whether the workers' threads have ended; only ever true after a drain or a failed load."""
         return self._policies.released
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port that serves the metrics and nothing else; None if there is none."""
+        return self._metrics.port
 
     async def ready(self) -> None:
         """Wait until observations can be served.
@@ -207,7 +221,7 @@ class Server:
         assert task is not None
         self._connections[websocket] = task
         try:
-            await serve_connection(websocket, dialect, policy.worker, policy.scheduler, self._stopping)
+            await serve_connection(websocket, dialect, policy.worker, policy.scheduler, self._stopping, policy.metrics)
         finally:
             del self._connections[websocket]
 
@@ -222,6 +236,8 @@ class Server:
         if rejection is not None:
             self._turned_away.log(logging.WARNING, "turned %s away: %s", peer_name(connection), rejection.text.strip())
             return connection.respond(rejection.status, rejection.text)
+        if is_metrics(request.path):
+            return self._metrics.on_main_port(connection, request)
         try:
             self._policies.at(request.path)
         except NotServed as error:
@@ -243,10 +259,11 @@ class Server:
         self._failure = self._failure or failure
         logger.critical("%s", failure, exc_info=failure)
         if isinstance(failure, LoadFailed):
-            goodbye = Goodbye(1011, "the policy could not be loaded")
+            self._stop(Goodbye(1011, "the policy could not be loaded"), FAULT_SECONDS)
+        elif isinstance(failure, DeviceFull):
+            self._stop(Goodbye(1012, "the device is out of memory; the server restarts"), self._settings.drain_seconds)
         else:
-            goodbye = Goodbye(1012, "the device is lost; the server must be restarted")
-        self._stop(goodbye, FAULT_SECONDS)
+            self._stop(Goodbye(1012, "the device is lost; the server must be restarted"), FAULT_SECONDS)
 
     def _stop(self, goodbye: Goodbye, seconds: float) -> asyncio.Task[None]:
         """Begin to stop, once: the first reason holds."""
@@ -259,6 +276,7 @@ class Server:
         """Let every connection finish by itself, then close those that could not in time, then free the devices."""
         logger.info("stopping: %s; %d connections open", goodbye.reason, len(self._connections))
         self._listener.close(close_connections=False)
+        self._metrics.close()
         self._entrance.close()
         if self._connections:
             _, late = await asyncio.wait(self._connections.values(), timeout=seconds)

@@ -6,7 +6,7 @@ Knows neither what the frames look like (`dialects.py`) nor how the device is sh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -20,6 +20,7 @@ from relay.protocol.messages import Infer, Reset, decode_request
 from relay.server.dialects import Dialect, Reply
 from relay.server.idle import QuietTime, close_when_idle
 from relay.server.keepalive import keep_alive, send_promptly
+from relay.server.metrics import Outcome, PolicyMetrics, outcome_of
 from relay.server.remarks import Remarks
 from relay.server.scheduler import Scheduler
 from relay.server.sessions import SessionTable
@@ -43,74 +44,171 @@ async def serve_connection(
     worker: Worker,
     scheduler: Scheduler,
     stopping: asyncio.Future[Goodbye],
+    metrics: PolicyMetrics,
 ) -> None:
     """Answer one client until it leaves: greet it once the policy is ready, then one reply a request, in their order.
 
     When the client vanishes, its requests leave the queue. When `stopping` is set, the requests already taken are
     answered before the connection is closed with the goodbye.
     """
-    peer = peer_name(websocket)
-    client = _Client(peer, dialect, SessionTable(worker.close_session), FailureLog(peer))
-    flow = _Flow()
-    reader = asyncio.create_task(_receive(websocket, client, scheduler, flow))
-    writer = asyncio.create_task(_reply(websocket, client, worker, flow))
+    client = _Client(
+        websocket,
+        peer_name(websocket),
+        dialect,
+        scheduler,
+        metrics,
+        SessionTable(worker.close_session),
+        FailureLog(peer_name(websocket)),
+    )
+    metrics.open_sessions.add(client.sessions)
+    client.start(_greet(client, worker))
+    reader = asyncio.create_task(_receive(client))
     watchers = [asyncio.create_task(keep_alive(websocket))]
     if dialect.idle_timeout:
-        watchers.append(asyncio.create_task(close_when_idle(websocket, flow.quiet, dialect.idle_timeout)))
+        watchers.append(asyncio.create_task(close_when_idle(websocket, client.quiet, dialect.idle_timeout)))
     try:
-        await asyncio.wait({reader, writer, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({reader, client.over, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             if worker.engine is not None:
-                await _finish(websocket, reader, writer, flow)
+                await _finish(client, reader)
             await websocket.close(stopping.result().code, stopping.result().reason)
     finally:
-        await _cancel([reader, writer, *watchers, *_outstanding(flow)])
+        tasks = [reader, *watchers, *client.turns]
+        await _cancel(tasks)
         client.sessions.clear()
+        metrics.open_sessions.discard(client.sessions)
         client.failures.close()
-    for task in (reader, writer, *watchers):
+    for task in tasks:
         if not task.cancelled() and not isinstance(task.exception(), (ConnectionClosed, LoadFailed, DeviceFault)):
             task.result()  # raises what nobody foresaw, for the listener to log and close with 1011
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One request in the order of replies: when it arrived, and the task that will know what to reply."""
-
-    arrived: float
-    outcome: asyncio.Task[Reply | Reset]
+def peer_name(websocket: ServerConnection) -> str:
+    """The client's address, as logs show it."""
+    address = websocket.remote_address
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
 
 
-@dataclass(frozen=True, slots=True)
-class _Flow:
-    """What reader and writer share: requests in flight, oldest first (None after the last), and the room for more."""
-
-    turns: asyncio.Queue[_Turn | None] = field(default_factory=lambda: asyncio.Queue[_Turn | None]())
-    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS))
-    quiet: QuietTime = field(default_factory=QuietTime)
+def _new_over() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Client:
-    """What is remembered of one client from request to request."""
+    """One client, and what its requests share.
 
+    Attributes:
+        room: for the requests that it may have outstanding.
+        turns: the greeting and the requests in flight; each returns whether the conversation goes on, and waits for
+            the `last` one before it sends, so that replies keep the order of the requests.
+        over: set when one of them ended the conversation.
+        prev_total_ms: what the previous reply took, from the arrival of its request until it was sent.
+    """
+
+    websocket: ServerConnection
     peer: str
     dialect: Dialect
+    scheduler: Scheduler
+    metrics: PolicyMetrics
     sessions: SessionTable
     failures: FailureLog
+    failures: FailureLog
     remarks: Remarks = field(default_factory=Remarks)
+    quiet: QuietTime = field(default_factory=QuietTime)
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS))
+    turns: set[asyncio.Task[bool]] = field(default_factory=lambda: set[asyncio.Task[bool]]())
+    last: asyncio.Task[bool] | None = None
+    over: asyncio.Future[None] = field(default_factory=_new_over)
+    prev_total_ms: float | None = None
+
+    def start(self, turn: Coroutine[Any, Any, bool]) -> None:
+        """Begin a turn; all up to its first `await` happens in the order of the calls."""
+        self.last = asyncio.create_task(turn)
+        self.turns.add(self.last)
+        self.last.add_done_callback(self._ended)
+
+    def _ended(self, turn: asyncio.Task[bool]) -> None:
+        if _goes_on(turn):
+            self.turns.discard(turn)
+        elif not self.over.done():
+            self.over.set_result(None)
 
 
-async def _receive(websocket: ServerConnection, client: _Client, scheduler: Scheduler, flow: _Flow) -> None:
-    """Start a task for every message; stop reading while as many are outstanding as a connection may have."""
+async def _greet(client: _Client, worker: Worker) -> bool:
+    engine = await worker.ready()
+    await send_promptly(client.websocket, client.dialect.greeting(engine.spec))
+    client.quiet.settle()
+    return True
+
+
+async def _receive(client: _Client) -> None:
+    """Start a turn for every message; stop reading while as many are outstanding as a connection may have."""
     while True:
-        await flow.room.acquire()
-        message = await websocket.recv()
-        flow.quiet.owe()
-        flow.turns.put_nowait(_Turn(perf_counter(), asyncio.create_task(_answer(message, client, scheduler))))
+        await client.room.acquire()
+        message = await client.websocket.recv()
+        client.quiet.owe()
+        client.metrics.received_bytes += len(message)
+        client.start(_take_turn(message, perf_counter(), client.last, client))
 
 
-async def _answer(message: str | bytes, client: _Client, scheduler: Scheduler) -> Reply | Reset:
-    """Decode one message and do what it asks; all up to the first `await` happens in the order of arrival."""
+async def _take_turn(message: str | bytes, arrived: float, before: asyncio.Task[bool] | None, client: _Client) -> bool:
+    """Answer one message, and send the answer once the one before it is out; False when the connection is over."""
+    outcome: Outcome = "dropped"
+    try:
+        answered = await _answer_or_error(message, client)
+        if before is not None and not before.done():
+            await asyncio.wait({before})
+        if before is not None and not _goes_on(before):
+            return False
+        sending = perf_counter()
+        frame, close, ended = _encoded(answered, client)
+        await send_promptly(client.websocket, frame)
+        outcome = ended
+    finally:
+        client.metrics.requests[client.dialect.name, outcome] += 1
+    sent = perf_counter()
+    client.prev_total_ms = (sent - arrived) * 1e3
+    client.metrics.sent_bytes += len(frame)
+    client.metrics.observe_ms(send=(sent - sending) * 1e3, total=client.prev_total_ms)
+    if close is not None:
+        await client.websocket.close(*close)
+        return False
+    client.quiet.settle()
+    client.room.release()
+    return True
+
+
+def _goes_on(turn: asyncio.Task[bool]) -> bool:
+    return not turn.cancelled() and turn.exception() is None and turn.result()
+
+
+async def _answer_or_error(message: str | bytes, client: _Client) -> Reply | Reset | Exception:
+    try:
+        return await _answer(message, client)
+    except Exception as error:
+        return error
+
+
+def _encoded(
+    answered: Reply | Reset | Exception, client: _Client
+) -> tuple[str | bytes, tuple[int, str] | None, Outcome]:
+    """The frame to send, how to close the connection after it, if at all, and how the request is counted."""
+    try:
+        match answered:
+            case Reset():
+                return client.dialect.reset_done(), None, "reset"
+            case Reply():
+                return client.dialect.actions(answered, client.prev_total_ms), None, "answered"
+            case _:
+                error = answered
+    except Exception as failed:
+        error = failed
+    refusal = client.dialect.refusal(error, client.failures.add(error))
+    return refusal.frame, refusal.close, outcome_of(error)
+
+
+async def _answer(message: str | bytes, client: _Client) -> Reply | Reset:
+    """Decode one message and do what it asks."""
     started = perf_counter()
     request = decode_request(message)
     decoded = perf_counter()
@@ -121,56 +219,24 @@ async def _answer(message: str | bytes, client: _Client, scheduler: Scheduler) -
         case Infer():
             with client.sessions.request(request.session_id) as session:
                 notes_travel = client.dialect.notes_travel(request)
-                answer = await scheduler.submit(request, session, notes_travel=notes_travel)
+                answer = await client.scheduler.submit(request, session, client, notes_travel=notes_travel)
             client.remarks.log_ignored(answer.ignored, client.peer)
             notes = client.remarks.fresh(session, answer.notes)
             parse_ms, infer_ms = (decoded - started) * 1e3, (perf_counter() - decoded) * 1e3
+            client.metrics.observe_ms(
+                parse=parse_ms, prepare=answer.prepare_ms, queue=answer.queue_ms, model=answer.model_ms
+            )
             return Reply(request, answer, notes, parse_ms, infer_ms)
 
 
-async def _reply(websocket: ServerConnection, client: _Client, worker: Worker, flow: _Flow) -> None:
-    """Greet, then send one reply for each turn, until the last turn or a failure that ends the connection."""
-    dialect = client.dialect
-    engine = await worker.ready()
-    await send_promptly(websocket, dialect.greeting(engine.spec))
-    flow.quiet.settle()
-    prev_total_ms: float | None = None
-    while (turn := await flow.turns.get()) is not None:
-        close = None
-        try:
-            match await turn.outcome:
-                case Reset():
-                    frame = dialect.reset_done()
-                case Reply() as reply:
-                    frame = dialect.actions(reply, prev_total_ms)
-        except Exception as error:
-            refusal = dialect.refusal(error, client.failures.add(error))
-            frame, close = refusal.frame, refusal.close
-        await send_promptly(websocket, frame)
-        if close is not None:
-            await websocket.close(*close)
-            return
-        prev_total_ms = (perf_counter() - turn.arrived) * 1e3
-        flow.quiet.settle()
-        flow.room.release()
-
-
-async def _finish(
-    websocket: ServerConnection, reader: asyncio.Task[None], writer: asyncio.Task[None], flow: _Flow
-) -> None:
+async def _finish(client: _Client, reader: asyncio.Task[None]) -> None:
     """Take what is on its way, answer all that was taken; give up when the connection is closed under it."""
-    await asyncio.wait({reader, writer}, timeout=LAST_CALL_S, return_when=asyncio.FIRST_COMPLETED)
-    reader.cancel()
-    flow.turns.put_nowait(None)
-    closed = asyncio.create_task(websocket.wait_closed())
-    await asyncio.wait({writer, closed}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({reader, client.over}, timeout=LAST_CALL_S, return_when=asyncio.FIRST_COMPLETED)
+    await _cancel([reader])
+    closed = asyncio.create_task(client.websocket.wait_closed())
+    assert client.last is not None  # the greeting, if nothing else
+    await asyncio.wait({client.last, client.over, closed}, return_when=asyncio.FIRST_COMPLETED)
     await _cancel([closed])
-
-
-def _outstanding(flow: _Flow) -> Iterable[asyncio.Task[Reply | Reset]]:
-    while not flow.turns.empty():
-        if (turn := flow.turns.get_nowait()) is not None:
-            yield turn.outcome
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -178,9 +244,3 @@ async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def peer_name(websocket: ServerConnection) -> str:
-    """The client's address, as logs show it."""
-    address = websocket.remote_address
-    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)

@@ -64,6 +64,11 @@ class Dialect(Protocol):
     """The conventions of one path."""
 
     @property
+    def name(self) -> str:
+        """What its requests are counted under."""
+        ...
+
+    @property
     def idle_timeout(self) -> float:
         """Seconds after which a client that sends nothing is closed, though no answer is owed to it; 0 for never."""
         ...
@@ -104,6 +109,11 @@ def is_health_check(path: str) -> bool:
     return bare_path(path) == "/healthz"
 
 
+def is_metrics(path: str) -> bool:
+    """Whether a plain GET of this path asks for the server's metrics."""
+    return bare_path(path) == "/metrics"
+
+
 def dialect_for(path: str, settings: ServerSettings, *, relay_client: bool, instance_id: str) -> Dialect:
     """The dialect of a served path: vLLM-Omni's for its endpoint, OpenPI's for all others, whose own server takes any.
 
@@ -128,6 +138,7 @@ class OpenPIDialect:
         relay_client: the client selected the `relay.v1` subprotocol, so its replies hold timings per stage.
     """
 
+    name = "openpi"
     idle_timeout = 0.0
 
     def __init__(self, settings: ServerSettings, relay_client: bool) -> None:
@@ -199,6 +210,8 @@ class VllmDialect:
         settings: how long a client may be quiet.
         instance_id: which process answers.
     """
+
+    name = "vllm"
 
     def __init__(self, settings: ServerSettings, instance_id: str) -> None:
         self.idle_timeout = settings.idle_timeout

@@ -15,6 +15,8 @@ from relay.protocol.wording import clipped, quoted
 SERVER_OPTIONS = frozenset({"deadline_ms"})
 """Options that the server itself answers for, whatever the engine."""
 
+_OPTIONS = tuple(option.name for option in fields(Options))
+
 
 def admit(
     options: Options,
@@ -38,7 +40,7 @@ def admit(
     if options.adapter is not None and held is not None and options.adapter not in (*held, BASE if held else None):
         raise unknown_adapter(options.adapter, held, named=name_adapters)
     known = spec.supported_options | SERVER_OPTIONS
-    for name in (option.name for option in fields(options)):
+    for name in _OPTIONS:
         if getattr(options, name) is not None and name not in known:
             raise ObservationError(f"{name} is not an option of {spec.model}; it takes: {', '.join(sorted(known))}")
     most = max(50, 4 * spec.num_steps)

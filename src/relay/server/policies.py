@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from relay.engine.worker import DeviceFault, LoadEngine, LoadFailed, Worker, WorkerStatus
 from relay.protocol.wording import quoted
 from relay.server.dialects import bare_path, serves
+from relay.server.metrics import PolicyMetrics
 from relay.server.scheduler import Scheduler, adapts
 from relay.server.settings import ServerSettings
 
@@ -44,6 +45,7 @@ class ServedPolicy:
     settings: ServerSettings
     worker: Worker
     scheduler: Scheduler
+    metrics: PolicyMetrics
 
 
 class Policies:
@@ -68,7 +70,9 @@ class Policies:
                     f"digits, '.', '_' and '-', and not {', '.join(sorted(_RESERVED))}"
                 )
             worker = Worker(offer.load, on_fatal)
-            self._served[name] = ServedPolicy(name, offer.settings, worker, Scheduler(worker, offer.settings))
+            self._served[name] = ServedPolicy(
+                name, offer.settings, worker, Scheduler(worker, offer.settings), PolicyMetrics()
+            )
 
     def __iter__(self) -> Iterator[ServedPolicy]:
         return iter(self._served.values())
@@ -100,7 +104,6 @@ class Policies:
         """Begin to load all of them; call it once, from the running event loop."""
         for policy in self:
             policy.worker.start()
-            policy.scheduler.start()
 
     @property
     def status(self) -> WorkerStatus:
@@ -148,5 +151,5 @@ class Policies:
         await asyncio.gather(*(self._close(policy) for policy in self))
 
     async def _close(self, policy: ServedPolicy) -> None:
-        await policy.scheduler.close()
+        policy.scheduler.close()
         await policy.worker.stop(WORKER_STOP_S)

@@ -1,29 +1,32 @@
-"""The queue in front of the device: prepares observations in threads, then batches what waits.
+"""The way to the device and back: observations are prepared, wait in line, and go to the worker in batches.
 
-Work-conserving and without a timer: whenever the device is free, the oldest request leaves, and with it everything
-that waits with the same batch key, up to the largest batch. A single robot never waits for company. Knows neither
-connections nor dialects.
+Work-conserving and without a timer: whenever the device is free, something that waits is run. What that is
+`waiting_line.py` says. Knows neither connections nor dialects.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections import deque
-from collections.abc import Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from relay.engine.base import AdaptingEngine, Chunk, Engine, Failure, Note, StatefulEngine, Work
-from relay.engine.worker import LoadFailed, Worker
+from relay.engine.worker import BatchAnswer, DeviceFault, LoadFailed, Worker
 from relay.protocol.errors import ObservationError
-from relay.protocol.messages import Actions, Infer, Observation, Options
+from relay.protocol.messages import Actions, Infer
+from relay.server.batch_cost import BatchCosts
+from relay.server.histogram import Histogram
 from relay.server.options import admit
+from relay.server.preparation import Expired, Preparation, Ready
 from relay.server.sessions import Session
 from relay.server.settings import ServerSettings
+from relay.server.waiting_line import Waiting, WaitingLine
+
+BATCH_ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+"""Bounds of the histogram of batch sizes."""
 
 
 class ServerFull(RuntimeError):
@@ -62,15 +65,13 @@ class Scheduler:
     def __init__(self, worker: Worker, settings: ServerSettings) -> None:
         self._worker = worker
         self._settings = settings
-        self._threads = ThreadPoolExecutor(settings.prepare_threads, thread_name_prefix="relay-prepare")
+        self._preparation = Preparation(settings.prepare_threads)
+        self._costs = BatchCosts()
+        self._line: WaitingLine[_Row] = WaitingLine(self._costs)
         self._held = 0
-        self._waiting: deque[_Waiting] = deque()
-        self._arrival = asyncio.Event()
-        self._dispatcher: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to feed the worker; call it once, from the running event loop."""
-        self._dispatcher = asyncio.create_task(self._dispatch(), name="relay-dispatch")
+        self._running: list[Waiting[_Row]] = []
+        self._feeding = False
+        self.batch_rows = Histogram(BATCH_ROWS)
 
     @property
     def held(self) -> int:
@@ -80,17 +81,19 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """How many requests are prepared and wait for the device."""
-        return len(self._waiting)
+        return len(self._line)
 
-    async def submit(self, request: Infer, session: Session, *, notes_travel: bool = True) -> Answer:
-        """Answer one request, in order of arrival with all others; cancelling the call takes it out of the queue.
+    async def submit(self, request: Infer, session: Session, client: Hashable, *, notes_travel: bool = True) -> Answer:
+        """Answer one request, when its turn comes; cancelling the call takes it out of the queue.
 
         Args:
             session: whose requests run one after the other if the policy remembers; else it makes no difference.
+            client: which connection asks: when many wait, each has its turn.
             notes_travel: whether the reply can carry notes; if not, one that must be told refuses the request.
 
         Raises:
             ServerFull: the queue is at its limit.
+            Expired: its deadline passed before the device was free.
             ObservationError: the policy cannot take the observation or the options.
             Exception: whatever the engine raised for this row.
         """
@@ -101,26 +104,24 @@ class Scheduler:
             async with session.turn:
                 engine = await self._worker.ready()
                 if _remembers(engine):
-                    return await self._remember(engine, request, session, notes_travel)
-            return await self._answer(engine, request, None, notes_travel)
+                    return await self._remember(engine, request, session, client, notes_travel)
+            return await self._answer(engine, request, None, client, notes_travel)
         finally:
             self._held -= 1
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop feeding the worker; what still waits is cancelled."""
-        for waiting in self._waiting:
-            waiting.row.cancel()
-        if self._dispatcher is not None:
-            self._dispatcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._dispatcher
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for waiting in self._line.take_all():
+            waiting.item.outcome.cancel()
+        self._preparation.close()
 
-    async def _remember(self, engine: StatefulEngine, request: Infer, session: Session, notes_travel: bool) -> Answer:
+    async def _remember(
+        self, engine: StatefulEngine, request: Infer, session: Session, client: Hashable, notes_travel: bool
+    ) -> Answer:
         """Answer with the session's memory, which begins with its first success."""
         state = engine.open_session() if session.state is None else session.state
         try:
-            answer = await self._answer(engine, request, state, notes_travel)
+            answer = await self._answer(engine, request, state, client, notes_travel)
         except BaseException:
             if session.state is None:
                 self._worker.close_session(state)
@@ -128,7 +129,7 @@ class Scheduler:
         session.state = state
         return answer
 
-    async def _answer(self, engine: Engine, request: Infer, state: Any, notes_travel: bool) -> Answer:
+    async def _answer(self, engine: Engine, request: Infer, state: Any, client: Hashable, notes_travel: bool) -> Answer:
         submitted = perf_counter()
         options = admit(
             request.options,
@@ -137,113 +138,100 @@ class Scheduler:
             adapters=engine.adapters if adapts(engine) else None,
             name_adapters=not self._settings.several_tenants,
         )
-        ready = await self._prepare(engine, request.observation, options)
-        untold = [note.text for note in ready.notes if note.must_be_told and not notes_travel]
-        if untold:
-            raise ObservationError("; ".join(untold))
-        return await self._queue(ready, Work(ready.prepared, options, state), submitted)
-
-    async def _prepare(self, engine: Engine, observation: Observation, options: Options) -> _Ready:
-        loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._threads, _prepare, engine, observation, options)
-        if isinstance(prepared, Exception):
-            raise prepared
-        return prepared
-
-    async def _queue(self, ready: _Ready, work: Work, submitted: float) -> Answer:
-        queued = perf_counter()
-        useful_ms = work.options.deadline_ms
-        expires = math.inf if useful_ms is None else submitted + useful_ms / 1e3
-        waiting = _Waiting(work, ready.batch_key, expires)
-        self._waiting.append(waiting)
-        self._arrival.set()
+        deadline = math.inf if options.deadline_ms is None else submitted + options.deadline_ms / 1e3
         try:
-            row = await waiting.row
-        except asyncio.CancelledError:
-            with contextlib.suppress(ValueError):  # already on the device
-                self._waiting.remove(waiting)
-            raise
-        if isinstance(row.answer, Failure):
-            raise row.answer.error
+            ready = await self._preparation.prepare(
+                engine,
+                request.observation,
+                options,
+                client=client,
+                deadline=deadline,
+                idle_device=not self._running,
+            )
+            untold = [note.text for note in ready.notes if note.must_be_told and not notes_travel]
+            if untold:
+                raise ObservationError("; ".join(untold))
+            queued = perf_counter()
+            outcome = await self._run(ready, Work(ready.prepared, options, state), client, queued, deadline)
+            if isinstance(outcome.answer, Failure):
+                raise outcome.answer.error
+        except Expired:
+            raise Expired(
+                f"deadline_ms: {options.deadline_ms:g} ms had passed before the device was free, "
+                "so the observation was not run"
+            ) from None
         return Answer(
-            actions=row.answer.actions,
-            notes=(*ready.notes, *row.answer.notes),
+            actions=outcome.answer.actions,
+            notes=(*ready.notes, *outcome.answer.notes),
             ignored=ready.ignored,
             prepare_ms=(queued - submitted) * 1e3,
-            queue_ms=(row.started - queued) * 1e3,
-            model_ms=(row.finished - row.started) * 1e3,
+            queue_ms=(outcome.started - queued) * 1e3,
+            model_ms=(outcome.finished - outcome.started) * 1e3,
         )
 
-    async def _dispatch(self) -> None:
+    async def _run(self, ready: Ready, work: Work, client: Hashable, queued: float, deadline: float) -> _Outcome:
+        row = _Row(work, asyncio.get_running_loop().create_future())
+        waiting = Waiting(row, client, ready.batch_key, queued, deadline)
+        self._line.join(waiting)
+        self._feed_soon()
         try:
-            engine = await self._worker.ready()
-        except LoadFailed:  # told to the server by the worker, and to every request by `submit`
+            return await row.outcome
+        except asyncio.CancelledError:
+            self._line.leave(waiting, perf_counter())
+            raise
+
+    def _feed_soon(self) -> None:
+        """Feed the worker: at once if nobody else can join, else when all that the event loop has at hand has."""
+        if self._held == 1:
+            self._feed()
+        elif not self._feeding and not self._running:
+            self._feeding = True
+            asyncio.get_running_loop().call_soon(self._feed)
+
+    def _feed(self) -> None:
+        """Give the worker its next batch, if it has none."""
+        self._feeding = False
+        engine = self._worker.engine
+        if self._running or engine is None:
             return
-        most = min(self._settings.max_batch or engine.spec.max_batch, engine.spec.max_batch)
-        while True:
-            await self._arrival.wait()
-            batch = self._take(most)
-            if not batch:
-                self._arrival.clear()
-                continue
-            try:
-                answer = await self._worker.infer([waiting.work for waiting in batch])
-            except Exception as error:  # the device is lost: each one learns it, also those still to come
-                rows = [_Row(Failure(error), 0.0, 0.0) for _ in batch]
-            else:
-                rows = [_Row(row, answer.started, answer.finished) for row in answer.rows]
-            for waiting, row in zip(batch, rows, strict=True):
-                if not waiting.row.done():
-                    waiting.row.set_result(row)
-
-    def _take(self, most: int) -> Sequence[_Waiting]:
-        """Remove the oldest request and those that may share its batch, oldest first; fail those that are too late."""
-        batch: list[_Waiting] = []
-        others: deque[_Waiting] = deque()
         now = perf_counter()
-        for waiting in self._waiting:
-            if waiting.row.done():
-                continue
-            if now > waiting.expires:
-                waiting.row.set_result(_Row(Failure(_expired(waiting.work.options)), now, now))
-                continue
-            fits = len(batch) < most and (not batch or waiting.batch_key == batch[0].batch_key)
-            (batch if fits else others).append(waiting)
-        self._waiting = others
-        return batch
+        for expired in self._line.take_expired(now):
+            _settle(expired, _Outcome(Failure(Expired()), now, now))
+        most = min(self._settings.max_batch or engine.spec.max_batch, engine.spec.max_batch)
+        self._running = self._line.take_batch(now, most)
+        if self._running:
+            self._worker.begin([waiting.item.work for waiting in self._running], self._finish)
+
+    def _finish(self, answer: BatchAnswer | LoadFailed | DeviceFault) -> None:
+        """Tell each row of the batch that ran, and go on; of a lost device also those still to come learn."""
+        batch, self._running = self._running, []
+        self.batch_rows.observe(len(batch))
+        if isinstance(answer, BatchAnswer):
+            self._costs.learn(batch[0].batch_key, len(batch), answer.finished - answer.started)
+            outcomes = [_Outcome(row, answer.started, answer.finished) for row in answer.rows]
+        else:
+            outcomes = [_Outcome(Failure(answer), 0.0, 0.0) for _ in batch]
+        self._feed()
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            _settle(waiting, outcome)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
-    prepared: object
-    batch_key: Hashable
-    notes: tuple[Note, ...]
-    ignored: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Outcome:
     answer: Chunk | Failure
     started: float
     finished: float
 
 
-def _new_row() -> asyncio.Future[_Row]:
-    return asyncio.get_running_loop().create_future()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
+class _Row:
     work: Work
-    batch_key: Hashable
-    expires: float
-    row: asyncio.Future[_Row] = field(default_factory=_new_row)
+    outcome: asyncio.Future[_Outcome]
 
 
-def _expired(options: Options) -> ObservationError:
-    return ObservationError(
-        f"deadline_ms: {options.deadline_ms:g} ms had passed before the device was free, so the observation was not run"
-    )
+def _settle(waiting: Waiting[_Row], outcome: _Outcome) -> None:
+    if not waiting.item.outcome.done():
+        waiting.item.outcome.set_result(outcome)
 
 
 def _remembers(engine: Engine) -> TypeGuard[StatefulEngine]:
@@ -253,14 +241,3 @@ def _remembers(engine: Engine) -> TypeGuard[StatefulEngine]:
 def adapts(engine: Engine) -> TypeGuard[AdaptingEngine]:
     """Whether it may hold adapters."""
     return hasattr(engine, "rescan_adapters")
-
-
-def _prepare(engine: Engine, observation: Observation, options: Options) -> _Ready | Exception:
-    """Runs in a thread. Errors come back as values, since a future cannot carry every kind (StopIteration, for one)."""
-    try:
-        prepared = engine.prepare(observation, options)
-        key = engine.batch_key(prepared)
-        hash(key)
-        return _Ready(prepared, key, tuple(prepared.notes), tuple(prepared.ignored))
-    except Exception as error:
-        return error

@@ -30,6 +30,8 @@ class ServerSettings:
             the time in which an answer is owed; 0 for never. OpenPI's path has no such limit.
         tracebacks: whether OpenPI clients get a traceback (without paths) besides the sentence and the error id.
         drain_seconds: how long a stopping server waits for running requests.
+        metrics_host: address of the metrics' own port.
+        metrics_port: a port for `/metrics` alone; None leaves them on the main port, for this machine only; 0 for none.
         seed: starting-noise seed of requests that bring neither `seed` nor `noise`; None draws a fresh one for each.
         api_keys: clients must come with one of them, if there are any; by default those in `RELAY_API_KEYS`.
         insecure: listen beyond loopback although there is no API key.
@@ -48,6 +50,8 @@ class ServerSettings:
     idle_timeout: float = 30.0
     tracebacks: bool = True
     drain_seconds: float = 15.0
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
     seed: int | None = None
     api_keys: ApiKeys = field(default_factory=read_api_keys, repr=False)
     insecure: bool = False
@@ -63,6 +67,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port must be between 0 (any) and 65535, got {self.port}")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise ValueError(f"metrics_port must be between 0 (no metrics) and 65535, got {self.metrics_port}")
+        if self.metrics_port and self.metrics_port == self.port:
+            raise ValueError(f"metrics_port must differ from port, got {self.port} for both")
         for name in ("max_batch", "max_queue", "max_connections", "prepare_threads"):
             value: int | None = getattr(self, name)
             if value is not None and value < 1:

@@ -9,7 +9,10 @@ import torch
 
 from relay.models.pi0.gemma import PLAIN, Between, Modulation, Rotation, compiled, rotation
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # of the compiler itself
+]
 
 
 @pytest.fixture(scope="module")

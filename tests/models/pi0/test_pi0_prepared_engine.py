@@ -87,6 +87,15 @@ def test_an_observation_sent_again_gives_the_same_bytes_without_its_images(
     assert engine.fixed.reused_images == 2
 
 
+def test_freed_memory_costs_nothing_but_time(family: str, tokenizer: PromptTokenizer) -> None:
+    engine = warm(family, tokenizer, graphs=True)
+    first = infer(engine, request(1, encoded=True))
+    engine.free_memory()
+    assert infer(engine, request(1, encoded=True)).tobytes() == first.tobytes()
+    assert engine.fixed is not None
+    assert engine.fixed.reused_images == engine.fixed.reused_prefixes == 0
+
+
 def test_frames_sent_as_arrays_are_computed_anew(family: str, tokenizer: PromptTokenizer) -> None:
     engine = warm(family, tokenizer, graphs=True)
     first = infer(engine, request(1))

@@ -131,6 +131,11 @@ class FixedShapes:
         actions = self._denoise(shape, buffers, rows)[: len(rows)]
         return actions.to("cpu", copy=True)  # waits for the device
 
+    def forget(self) -> None:
+        """Let go of what is kept for reuse."""
+        self._seen_images.clear()
+        self._last_prefix = None
+
     def spoil(self) -> None:
         """Leave in every buffer what no call may depend on: NaN, and full bytes in what is uploaded; for checks."""
         self._staging.fill(0xFF)

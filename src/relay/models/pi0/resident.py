@@ -114,6 +114,10 @@ class ResidentAdapters:
         slots = [0 if adapter is None else self._resident(adapter).slot for adapter in rows]
         return self._tables.gather([*slots, *[0] * (padded - len(slots))], buffers)
 
+    def forget(self) -> None:
+        """Put out all adapters; those that are asked for come back."""
+        self._residents.clear()
+
     def _resident(self, adapter: Pi0Adapter) -> _Resident:
         """The adapter on the device; the one that was used longest ago makes room for it."""
         if adapter in self._residents:
