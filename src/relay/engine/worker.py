@@ -274,7 +274,7 @@ class _DeviceMemory:
         try:
             free()
         except Exception as failed:
-            if _loses_device(failed):
+            if loses_device(failed):
                 raise
             logger.exception("the device's memory could not be freed")
 

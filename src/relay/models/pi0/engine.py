@@ -292,14 +292,6 @@ class Pi0Engine:
             if not self._plain(([replace(row, adapter=self._adapters.get(name))]), noise).isfinite().all():
                 raise CheckpointError(f"adapter {name} gives actions that are not finite: its weights are damaged")
 
-    def free_memory(self) -> None:
-        """Let go of what was kept for frames that may come again, of adapters, and of what the allocator holds back."""
-        if self.fixed is not None:
-            self.fixed.forget()
-        self._resident.forget()
-        if self.model.action_in.weight.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     def _prepare_shapes(self, progress: Progress) -> FixedShapes | None:
         """The fast path, if it can be had and gives what the plain one gives; else a remark why not."""
         for compile in (True, False) if self._compile else (False,):
@@ -371,7 +363,10 @@ class Pi0Engine:
         return len(self._tokenizer("a", np.full(self.model.config.state_dim, -0.99)).tokens)
 
     def free_memory(self) -> None:
-        """Give the allocator's unused blocks back, which may be too small for the batch that failed."""
+        """Forget frames that may come again, and give the allocator's unused blocks back, which may be too small."""
+        if self.fixed is not None:
+            self.fixed.forget()
+        self._resident.forget()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
