@@ -112,7 +112,6 @@ class _Client:
     metrics: PolicyMetrics
     sessions: SessionTable
     failures: FailureLog
-    failures: FailureLog
     remarks: Remarks = field(default_factory=Remarks)
     quiet: QuietTime = field(default_factory=QuietTime)
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS))
