@@ -87,7 +87,7 @@ def test_draws_share_their_observations_prefix() -> None:
     cache.append(0, prefix, prefix)
     cache.freeze_prefix()
     keys, _ = cache.append(0, torch.full((4, 1, 1), 9.0), torch.zeros(4, 1, 1))
-    assert keys[:, :, 0].tolist() == [[0, 9], [0, 9], [1, 9], [1, 9]]
+    assert keys[:, 0, :, 0].tolist() == [[0, 9], [0, 9], [1, 9], [1, 9]]
 
 
 @pytest.mark.slow

@@ -184,3 +184,11 @@ def health(port: int) -> tuple[int, str]:
         return response.status, response.read().decode()
     finally:
         connection.close()
+
+
+async def test_health_tells_what_runs_otherwise_than_it_could():
+    arm, hand = fake("arm"), fake("hand")
+    hand.remarks = ("prepared shapes are off: no memory",)  # pyright: ignore
+    async with serving({"arm": offer(arm), "hand": offer(hand)}) as server:
+        await server.ready()
+        assert server.status.remarks == ("hand: prepared shapes are off: no memory",)

@@ -57,6 +57,14 @@ async def goodbye(websocket: ClientConnection) -> tuple[int, str]:
     return caught.value.rcvd.code, caught.value.rcvd.reason
 
 
+async def test_health_tells_what_a_ready_policy_does_without():
+    engine = FakeEngine()
+    engine.remarks = ["prepared shapes are off: no memory"]  # pyright: ignore
+    async with running(engine) as server:
+        await server.ready()
+        assert await get(server, "/healthz") == (200, "OK\nprepared shapes are off: no memory\n")
+
+
 async def test_while_it_loads_upgrades_and_pings_are_answered_and_the_metadata_is_held():
     load = SlowLoad()
     async with running(load) as server, dial(server.port) as websocket:

@@ -46,6 +46,15 @@ class PolicyOptions:
     default_prompt: str | None = None
     """Task for observations without a prompt; without it they are refused."""
 
+    graphs: Literal["auto", "off"] = "auto"
+    """auto replays prepared shapes as CUDA graphs on a GPU, once checked against the plain path; off doesn't."""
+
+    compile: bool = False
+    """With graphs, compile the small functions between matrix products at start-up; needs a C compiler and Triton."""
+
+    decode: Literal["auto", "cpu", "gpu"] = "auto"
+    """JPEG frames on the cpu, the gpu, or auto: the GPU where it is faster and its pixels are the CPU's."""
+
     handshake: Literal["openpi", "roboarena"] = "openpi"
     """First frame for OpenPI clients: the policy's metadata, or the six keys that RoboArena clients insist on."""
 

@@ -111,6 +111,9 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
             num_steps=options.num_steps,
             max_batch=options.max_batch,
             default_prompt=options.default_prompt,
+            graphs=options.graphs,
+            compile=options.compile,
+            decode=options.decode,
             progress=progress,
         )
 

@@ -126,9 +126,9 @@ class GrowingCache:
         past = self._layers[layer]
         if past is None:
             self._layers[layer] = (k, v)
-            return k, v
+            return k[:, None], v[:, None]
         assert self._frozen, "the prefix is written once"
-        return torch.cat((past[0], k), 1), torch.cat((past[1], v), 1)
+        return torch.cat((past[0], k), 1)[:, None], torch.cat((past[1], v), 1)[:, None]
 
     def freeze_prefix(self) -> None:
         """The prefix is complete: repeat its rows for every draw; what comes now is not kept."""

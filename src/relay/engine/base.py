@@ -108,6 +108,8 @@ class Failure:
 class Engine(Protocol):
     """A model loaded on a device.
 
+    It may have `remarks`, sentences on what runs otherwise than it could; `/healthz` shows those it has after warm-up.
+
     One that holds caches on the device may have a method `free_memory()` besides, which lets go of them: it is called
     in the device thread after a batch that ran out of memory, before its rows are tried one by one.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +19,23 @@ BATCH_ADVICE = (
     "and the server merges their requests"
 )
 
+Decode: TypeAlias = Callable[[bytes, str], NDArray[np.uint8]]
+"""Encoded bytes and the slot's name for messages to (H, W, 3) uint8 RGB, as `decode_frame`."""
 
-def read_frame(value: Any, name: str) -> NDArray[np.uint8]:
+
+def read_frame(value: Any, name: str, decode: Decode = decode_frame) -> NDArray[np.uint8]:
     """The pixels of one image slot, (H, W, 3) uint8 RGB.
 
     Args:
         value: an array or an encoded image.
         name: the slot for error messages, such as `image['base_0_rgb']`.
+        decode: what decodes an encoded image.
 
     Raises:
         ObservationError: for any other type, shape or dtype, and for images that cannot be decoded.
     """
     if isinstance(value, bytes | memoryview):
-        return decode_frame(bytes(value), name)
+        return decode(bytes(value), name)
     if isinstance(value, list) and (shape := _shape(value, name)):
         raise ObservationError(f"{name}: {EXPECTED}, got {shape} as a list of frames; {BATCH_ADVICE}")
     if not isinstance(value, np.ndarray):

@@ -50,11 +50,15 @@ class NonFiniteActions(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """How far the policy is: a phase ("loading weights"), the share of it done in [0, 1], and whether it serves."""
+    """How far the policy is: a phase ("loading weights"), the share of it done in [0, 1], and whether it serves.
+
+    `remarks` says what runs otherwise than it could, such as a fast path that was turned off, and why.
+    """
 
     phase: str
     share: float = 0.0
     ready: bool = False
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +203,7 @@ class Worker:
 
     def _serve(self, engine: Engine) -> None:
         self._engine = engine
-        self._status = WorkerStatus("ready", 1.0, ready=True)
+        self._status = WorkerStatus("ready", 1.0, ready=True, remarks=tuple(getattr(engine, "remarks", ())))
         self._loaded.set_result(engine)
 
     def _fail(self, fatal: LoadFailed | DeviceFault, on_end: _OnEnd | None = None) -> None:
@@ -239,7 +243,7 @@ def _answer_rows(engine: Engine, batch: Sequence[Work], memory: _DeviceMemory) -
         if len(rows) != len(batch):
             raise RuntimeError(f"infer answered {len(rows)} rows of a batch of {len(batch)}")
     except Exception as error:
-        if _loses_device(error):
+        if loses_device(error):
             raise
         failed: Exception = error
     else:
@@ -270,7 +274,7 @@ class _DeviceMemory:
         try:
             free()
         except Exception as failed:
-            if _loses_device(failed):
+            if loses_device(failed):
                 raise
             logger.exception("the device's memory could not be freed")
 
@@ -288,14 +292,14 @@ def _close_session(engine: Engine, session: Any) -> None:
     try:
         cast(StatefulEngine, engine).close_session(session)
     except Exception as error:
-        if _loses_device(error):
+        if loses_device(error):
             raise
         logger.exception("a session could not be closed")
 
 
 def _checked(row: Chunk | Failure) -> Chunk | Failure:
     if isinstance(row, Failure):
-        if _loses_device(row.error):
+        if loses_device(row.error):
             raise row.error
         return row
     groups: Mapping[str, Any] = row.actions if isinstance(row.actions, Mapping) else {"actions": row.actions}
@@ -320,7 +324,8 @@ LOST_DEVICE_TEXTS = ("CUDA error", "HIP error")
 guide); running out of memory is not one of them."""
 
 
-def _loses_device(error: BaseException) -> bool:
+def loses_device(error: BaseException) -> bool:
+    """Whether nothing in this process can use the device again after this error."""
     return any(
         isinstance(link, RuntimeError)  # as all of torch's are; a ValueError may quote what a client wrote
         and OUT_OF_MEMORY not in str(link)

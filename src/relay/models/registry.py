@@ -38,6 +38,9 @@ def load(
     num_steps: int | None = None,
     max_batch: int = 8,
     default_prompt: str | None = None,
+    graphs: str = "auto",
+    compile: bool = False,
+    decode: str = "auto",
     progress: Progress = lambda phase, share: None,
 ) -> Engine:
     """Load a policy by its model name.
@@ -52,6 +55,9 @@ def load(
         dtype: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
         num_steps: default denoising steps; None keeps the checkpoint's.
         default_prompt: for observations without a prompt.
+        graphs: `auto` prepares fixed shapes as CUDA graphs on a GPU; `off`.
+        compile: with graphs, whether small functions are compiled.
+        decode: of JPEG frames: `auto`, `cpu` or `gpu`.
 
     Raises:
         UnknownModel: with the known names.
@@ -69,6 +75,9 @@ def load(
         num_steps=num_steps,
         max_batch=max_batch,
         default_prompt=default_prompt,
+        graphs=graphs,
+        compile=compile,
+        decode=decode,
         progress=progress,
     )
 

@@ -223,7 +223,7 @@ class Server:
         if is_health_check(request.path):
             status = self._policies.status
             if status.ready:
-                return connection.respond(HTTPStatus.OK, "OK\n")
+                return connection.respond(HTTPStatus.OK, "".join(f"{line}\n" for line in ("OK", *status.remarks)))
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"loading\n{status.phase} {status.share:.0%}\n")
         rejection = self._admission.rejection(request.headers)
         if rejection is not None:

@@ -108,12 +108,16 @@ class Policies:
     @property
     def status(self) -> WorkerStatus:
         """How far the loading is: the first policy that is not ready, or that all are."""
+        remarks: list[str] = []
         for policy in self:
             status = policy.worker.status
+            remarks += [f"{policy.name}: {remark}" if len(self) > 1 else remark for remark in status.remarks]
             if not status.ready:
                 named = f"{policy.name}: {status.phase}" if len(self) > 1 else status.phase
                 return WorkerStatus(named, status.share)
-        return WorkerStatus("ready", 1.0, ready=True) if len(self) else WorkerStatus("no policy")
+        if not len(self):
+            return WorkerStatus("no policy")
+        return WorkerStatus("ready", 1.0, ready=True, remarks=tuple(remarks))
 
     @property
     def held(self) -> int:

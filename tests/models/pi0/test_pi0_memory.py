@@ -6,7 +6,6 @@ import pytest
 import torch
 from tiny import tiny_model
 
-from relay.models.pi0.gemma import KeyValueCache
 from relay.models.pi0.memory import activation_bytes, cache_bytes, parameters, weight_bytes
 
 
@@ -20,12 +19,10 @@ def test_weights_are_counted_as_they_are_loaded(family: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("family", ["pi0", "pi05"])
 def test_the_cache_of_a_row_is_counted_as_it_is_made(family: str) -> None:
-    config = tiny_model(family).config
-    tokens = 2 * 256 + 51 + config.action_horizon + (family == "pi0")
-    cpu = torch.device("cpu")
-    cache = KeyValueCache(config.language.depth, 1, tokens, config.head_dim, dtype=torch.float32, device=cpu)
+    model = tiny_model(family)
+    cache = model.new_cache(1, 2 * 256 + 51)
     expected = cache.keys.nbytes + cache.values.nbytes
-    assert cache_bytes(config, torch.float32, cameras=2, prompt=51) == expected
+    assert cache_bytes(model.config, torch.float32, cameras=2, prompt=51) == expected
 
 
 def test_more_cameras_take_more() -> None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from tiny import golden, golden_inputs, tiny_model
 
-from relay.models.pi0.gemma import KeyValueCache, rotation
+from relay.models.pi0.gemma import key_bias, rotation
 
 FAMILIES = ("pi0", "pi05")
 STEPS = (1, 2, 5, 10)
@@ -65,14 +65,13 @@ def test_prefix_embeddings_keys_and_values_equal_the_reference(family: str) -> N
     inputs = golden_inputs(family, (0, 1), 1, compact=False)
     rows, length = inputs.layout.index.shape
     config = model.config
-    cache = KeyValueCache(
-        config.language.depth, rows, length, config.head_dim, dtype=torch.float32, device=torch.device("cpu")
-    )
+    cache = model.new_cache(rows, length)
     embedded = model.embed_tokens(model.vision(inputs.images), inputs.tokens, inputs.layout)
-    model.run_prefix(embedded, rotation(inputs.layout.positions, config.head_dim), cache, inputs.layout.valid)
+    assert inputs.layout.valid is not None
+    bias = key_bias(inputs.layout.valid, 0, torch.float32)
+    model.run_prefix(embedded, rotation(inputs.layout.positions, config.head_dim), cache, bias)
 
     at = torch.from_numpy(gold["prefix_probe_positions"])
-    assert inputs.layout.valid is not None
     seen = inputs.layout.valid[:, at].numpy()  # the reference holds nothing meaningful at masked positions
     for ours, reference in (
         (embedded[:, at][None], gold["prefix_embed_probe"][None]),

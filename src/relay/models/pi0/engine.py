@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +17,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
+from relay.engine.frames import Decode
+from relay.engine.graphs import graph_budget
+from relay.engine.worker import loses_device
+from relay.models.pi0.assemble import assemble
 from relay.models.pi0.checkpoint import load_checkpoint
 from relay.models.pi0.config import Pi0Config
-from relay.models.pi0.model import Inputs, Pi0
-from relay.models.pi0.prefix import RowTokens, lay_out
+from relay.models.pi0.fixed_shapes import FixedShapes
+from relay.models.pi0.model import Pi0
+from relay.models.pi0.self_check import TOLERANCES, check_batch, fixed_distance
+from relay.models.pi0.shapes import ShapePlan
 from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
 from relay.models.pi0.units import RobotUnits
 from relay.models.pi0.weights import CheckpointError
-from relay.protocol.images import Codec, encode_frame
+from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
+
+REUSE_BYTES = 64 * 2**20
+"""Device memory for the tokens of frames that may come again: 64 frames at full size."""
+
+logger = logging.getLogger(__name__)
 
 
 def load(
@@ -41,10 +54,19 @@ def load(
     num_steps: int | None,
     max_batch: int,
     default_prompt: str | None,
+    graphs: str,
+    compile: bool,
+    decode: str,
     progress: Progress,
 ) -> Pi0Engine:
     """Load a checkpoint folder and make it ready to warm up."""
+    for option, value, choices in (("graphs", graphs, ("auto", "off")), ("decode", decode, DECODERS)):
+        if value not in choices:
+            raise CheckpointError(f"--{option} must be {' or '.join(choices)}, got {value!r}")
     place = choose_device(device)
+    replayed = graphs == "auto" and place.type == "cuda"
+    if compile and not replayed:
+        raise CheckpointError("--compile goes with CUDA graphs: it needs a GPU and --graphs auto")
     precision = dtype if dtype != "auto" else "bfloat16" if place.type == "cuda" else "float32"
     if precision not in ("float32", "bfloat16"):
         raise CheckpointError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
@@ -74,6 +96,9 @@ def load(
         metadata=checkpoint.metadata,
         max_batch=max_batch,
         default_prompt=default_prompt,
+        graphs=replayed,
+        compile=compile,
+        decode=decode,
     )
 
 
@@ -93,6 +118,16 @@ class Pi0Engine:
         robot: keys and units of the robot that is served; without one, model format only.
         model_units: without a robot, whether vLLM-Omni's keys are taken for model format (see `units.py`).
         metadata: the checkpoint's own, for OpenPI's handshake.
+        graphs: prepare fixed shapes at warm-up and replay them, as CUDA graphs where the device has them.
+        compile: with graphs, have the small functions between matrix products compiled.
+        decode: what decodes JPEG frames, as in `choose_decoder`.
+        reuse_bytes: with graphs, device memory for tokens of frames that may come again; 0 computes everything anew.
+
+    Attributes:
+        model: the network.
+        fixed: its prepared shapes, from warm-up on; None without them.
+        remarks: sentences on what runs otherwise than it could, for the log and the health check.
+        unprepared: how many batches fitted no prepared shape, and ran without.
     """
 
     def __init__(
@@ -106,8 +141,17 @@ class Pi0Engine:
         metadata: Mapping[str, Any] | None = None,
         max_batch: int = 8,
         default_prompt: str | None = None,
+        graphs: bool = False,
+        compile: bool = False,
+        decode: str = "cpu",
+        reuse_bytes: int = REUSE_BYTES,
     ) -> None:
-        self._model, self._tokenizer = model, tokenizer
+        self.remarks: list[str] = []
+        self.unprepared = 0
+        self._graphs, self._compile, self._decode_choice, self._reuse_bytes = graphs, compile, decode, reuse_bytes
+        self._decode: Decode = decode_frame
+        self.fixed: FixedShapes | None = None
+        self.model, self._tokenizer = model, tokenizer
         self._robot, self._model_units = robot, model_units
         self._default_prompt = default_prompt
         config = model.config
@@ -129,11 +173,13 @@ class Pi0Engine:
         return prepare(
             observation,
             options,
-            self._model.config,
+            self.model.config,
             self._tokenizer,
             robot=self._robot,
             model_units=self._model_units,
             default_prompt=self._default_prompt,
+            decode=self._decode,
+            identify=self.fixed is not None and self._reuse_bytes > 0,
         )
 
     def batch_key(self, prepared: Pi0Prepared) -> str:
@@ -142,7 +188,7 @@ class Pi0Engine:
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """Actions float32 for every row: (action_horizon, action_dim), or the robot's own width in its units."""
-        actions = self._model.sample_actions(self._assemble(batch)).cpu().numpy()  # (rows, horizon, action_dim)
+        actions = self._sample(batch).numpy()  # (rows, horizon, action_dim)
         return [Chunk(self._in_callers_units(row, work.prepared)) for row, work in zip(actions, batch, strict=True)]
 
     def action_scale(self, prepared: Pi0Prepared) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -155,23 +201,89 @@ class Pi0Engine:
         return zero, np.abs(one - zero)
 
     def warm_up(self, progress: Progress) -> None:
-        """Run every batch size once, so that kernels are chosen and tables made before the first request."""
-        config = self._model.config
-        for codec in (Codec.JPEG_Q90, Codec.LOSSLESS):  # decoders and tokenizer load on first use
+        """Run or capture every shape once, so that kernels are chosen and tables made before the first request."""
+        device = self.model.action_in.weight.device
+        self._decode, remark = choose_decoder(self._decode_choice, device)
+        self.remarks += [remark] if remark else []
+        self._touch_preparation()
+        if self._graphs:
+            self.fixed = self._prepare_shapes(progress)
+        sizes = range(1, 2 if self.fixed else self.spec.max_batch + 1)
+        for rows in sizes:
+            progress("warming up", rows / len(sizes))
+            actions = self.model.sample_actions(assemble(self.model, *check_batch(self.model.config, rows)))
+            if not actions.isfinite().all():
+                raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
+        for remark in self.remarks:
+            logger.warning("%s", remark)
+
+    def _prepare_shapes(self, progress: Progress) -> FixedShapes | None:
+        """The fast path, if it can be had and gives what the plain one gives; else a remark why not."""
+        for compile in (True, False) if self._compile else (False,):
+            what = "compiled functions are off" if compile else "prepared shapes are off"
+            try:
+                fixed = self._captured(progress, compile=compile)
+                distance = fixed_distance(fixed, self.model)
+            except Exception as error:
+                if loses_device(error):
+                    raise
+                logger.warning("capturing failed", exc_info=error)
+                self.remarks.append(f"{what}: {type(error).__name__} while capturing")
+                continue
+            tolerance = TOLERANCES[self.model.token_embedding.dtype]
+            if distance <= tolerance:  # not so for NaN
+                if fixed.left_out:
+                    self.remarks.append(
+                        f"{len(fixed.left_out)} shapes found no memory for a graph and run without, the first is "
+                        f"{fixed.left_out[0]}"
+                    )
+                return fixed
+            self.remarks.append(
+                f"{what}: their actions differ from the plain ones by {distance:.1e} of their deviation, more than "
+                f"{tolerance:g}"
+            )
+        return None
+
+    def _captured(self, progress: Progress, *, compile: bool) -> FixedShapes:
+        device = self.model.action_in.weight.device
+        fixed = FixedShapes(
+            self.model,
+            ShapePlan.of(self.model.config, self.spec.max_batch, self._shortest_prompt()),
+            capture=device.type == "cuda",
+            fuse=compile,
+            reuse_bytes=self._reuse_bytes,
+            budget_bytes=graph_budget(device),
+        )
+        fixed.prepare(progress)
+        return fixed
+
+    def _sample(self, batch: Sequence[Work]) -> Tensor:
+        """(rows, horizon, action_dim) float32 on the CPU; the device has caught up."""
+        rows: list[Pi0Prepared] = [work.prepared for work in batch]
+        noise = torch.stack([self._noise(work.options) for work in batch])
+        if self.fixed is not None:
+            actions = self.fixed.sample(rows, noise)
+            if actions is not None:
+                return actions
+            self.unprepared += 1
+        return self.model.sample_actions(assemble(self.model, rows, noise)).cpu()
+
+    def _touch_preparation(self) -> None:
+        """Decoders and tokenizer load on first use."""
+        config = self.model.config
+        for codec in (Codec.JPEG_Q90, Codec.LOSSLESS):
             frame = encode_frame(np.zeros((64, 64, 3), np.uint8), codec)
             images = dict.fromkeys(config.cameras, frame)
             self.prepare({"image": images, "state": [0.0] * config.state_dim, "prompt": "warm up"}, Options())
-        frames = np.zeros((len(config.cameras), config.vision.image_size, config.vision.image_size, 3), np.uint8)
-        tokens = tuple([self._tokenizer.vocabulary.bos_id] * config.max_token_len)
-        row = Pi0Prepared(frames, tokens, np.zeros(config.action_dim, np.float32), config.num_steps)
-        for rows in range(1, self.spec.max_batch + 1):
-            progress("warming up", rows / self.spec.max_batch)
-            chunks = self.infer([Work(row, Options(seed=0))] * rows)
-            if not all(isinstance(chunk, Chunk) and np.isfinite(np.asarray(chunk.actions)).all() for chunk in chunks):
-                raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
+
+    def _shortest_prompt(self) -> int:
+        """Tokens of a prompt of one letter, with a state of one digit per value where it holds the state."""
+        return len(self._tokenizer("a", np.full(self.model.config.state_dim, -0.99)).tokens)
 
     def free_memory(self) -> None:
-        """Give the allocator's unused blocks back, which may be too small for the batch that failed."""
+        """Forget frames that may come again, and give the allocator's unused blocks back, which may be too small."""
+        if self.fixed is not None:
+            self.fixed.forget()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -180,25 +292,6 @@ class Pi0Engine:
         if self._robot is None or prepared.robot_state is None:
             return actions.copy()
         return self._robot.to_robot(actions, prepared.robot_state)
-
-    def _assemble(self, batch: Sequence[Work]) -> Inputs:
-        device = self._model.action_in.weight.device
-        prepared: list[Pi0Prepared] = [work.prepared for work in batch]
-        layout = lay_out(
-            [RowTokens([True] * len(row.images), [True] * len(row.tokens)) for row in prepared],
-            self._model.config.vision.tokens,
-        )
-        state = None
-        if self._model.config.family == "pi0":
-            state = torch.from_numpy(np.stack([row.state for row in prepared])).to(device)
-        return Inputs(
-            images=torch.from_numpy(np.concatenate([row.images for row in prepared])).to(device),
-            tokens=torch.tensor([token for row in prepared for token in row.tokens], device=device),
-            layout=layout.to(device),
-            noise=torch.stack([self._noise(work.options) for work in batch]).to(device),
-            num_steps=[row.num_steps for row in prepared],
-            state=state,
-        )
 
     def _noise(self, options: Options) -> Tensor:
         """Starting noise (action_horizon, action_dim) float32, drawn on the CPU for this row alone.
@@ -212,7 +305,7 @@ class Pi0Engine:
             generator.seed()
         else:
             generator.manual_seed(options.seed)
-        return torch.randn(self._model.config.action_horizon, self._model.config.action_dim, generator=generator)
+        return torch.randn(self.model.config.action_horizon, self.model.config.action_dim, generator=generator)
 
 
 def _handshake(config: Pi0Config, robot: RobotUnits | None) -> dict[str, Any]:

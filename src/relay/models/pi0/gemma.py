@@ -7,6 +7,8 @@ come from what is written to the cache when, and from a key mask.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,7 +22,10 @@ _ROPE_BASE = 10_000.0
 
 
 class Rotation(NamedTuple):
-    """Rotary tables for some tokens, float32: (rows or 1, tokens, 1, head_dim / 2) each."""
+    """Rotary tables for some tokens, float32: (rows or 1, tokens, 1, head_dim) each.
+
+    Each angle stands twice, for both halves of a head; the first half's sines are negated.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -45,35 +50,38 @@ class Cache(Protocol):
     """Where keys and values of earlier tokens live."""
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add (rows, tokens, head_dim) keys and values; return all of them so far."""
+        """Add (rows, tokens, head_dim) keys and values; return all of them so far, (rows, 1, keys, head_dim)."""
         ...
 
 
 class KeyValueCache:
-    """Keys and values of all layers in one preallocated block, written in place.
+    """Keys and values of all layers in one block, (2, depth, rows, capacity, head_dim), written in place.
 
     `start` says where the next tokens go; the denoising loop sets it back to the end of the prefix at every step.
     """
 
-    def __init__(
-        self, depth: int, rows: int, capacity: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
-    ):
-        self.keys = torch.empty(depth, rows, capacity, head_dim, dtype=dtype, device=device)
-        self.values = torch.empty_like(self.keys)
+    def __init__(self, block: Tensor) -> None:
+        self.keys, self.values = block.unbind(0)
         self.start = 0
+        self._written = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
+        with_head = block.unsqueeze(3)
+        self._read = list(zip(with_head[0].unbind(0), with_head[1].unbind(0), strict=True))
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         stop = self.start + k.shape[1]
-        self.keys[layer, :, self.start : stop] = k
-        self.values[layer, :, self.start : stop] = v
-        return self.keys[layer, :, :stop], self.values[layer, :, :stop]
+        keys, values = self._written[layer]
+        keys[:, self.start : stop] = k
+        values[:, self.start : stop] = v
+        keys, values = self._read[layer]
+        return keys[:, :, :stop], values[:, :, :stop]
 
 
 def rotation(positions: Tensor, head_dim: int) -> Rotation:
     """Rotary tables of `positions` (rows, tokens), computed and kept in float32."""
     exponent = torch.arange(head_dim // 2, dtype=torch.float32, device=positions.device) * 2 / head_dim
     angles = positions[..., None, None].to(torch.float32) * _ROPE_BASE**-exponent
-    return Rotation(angles.cos(), angles.sin())
+    sine = angles.sin()
+    return Rotation(angles.cos().repeat(1, 1, 1, 2), torch.cat((-sine, sine), -1))
 
 
 class GemmaBlock(nn.Module):
@@ -81,11 +89,17 @@ class GemmaBlock(nn.Module):
 
     A plain block owns the offsets of its two norms (stored as the distance from 1); a modulated one owns none and
     is told scale, shift and gate at each call.
+
+    Attributes:
+        between: what runs between the matrix products.
     """
+
+    between: Between
 
     def __init__(self, size: TransformerSize, heads: int, head_dim: int, *, modulated: bool) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
+        self.between = PLAIN
         if not modulated:
             self.attention_norm = nn.Parameter(torch.zeros(size.width))
             self.mlp_norm = nn.Parameter(torch.zeros(size.width))
@@ -100,52 +114,52 @@ class GemmaBlock(nn.Module):
         tables: Rotation,
         cache: Cache,
         layer: int,
-        key_mask: Tensor | None = None,
+        key_bias: Tensor | None = None,
         modulation: tuple[Modulation, Modulation] | None = None,
     ) -> Tensor:
         """Attend from `x` to everything in the cache and to itself.
 
         Args:
             x: (rows, tokens, width) in the compute dtype.
-            key_mask: (rows, keys) bool, False where a key must not be seen; None when all may.
+            key_bias: as `key_bias` makes it; None when every key may be seen.
             modulation: of the attention norm and of the MLP norm.
         """
         for_attention, for_mlp = modulation or (None, None)
+        between = self.between
         rows, tokens, _ = x.shape
-        y = normalize(x, None if for_attention else self.attention_norm, for_attention)
+        y = between.normalize(x, None if for_attention else self.attention_norm, for_attention)
         q, k, v = self._project(y, tables)
         keys, values = cache.append(layer, k, v)
         # With a single key-value head, the query heads fold into the query axis: one matrix product, no repeated keys.
         attended = F.scaled_dot_product_attention(
             q.reshape(rows, 1, tokens * self.heads, self.head_dim),
-            keys[:, None],
-            values[:, None],
-            attn_mask=None if key_mask is None else key_mask[:, None, None],
+            keys,
+            values,
+            attn_mask=key_bias,
         ).view(rows, tokens, self.heads * self.head_dim)
-        x = add_gated(x, self.out(attended), for_attention)
-        y = normalize(x, None if for_mlp else self.mlp_norm, for_mlp)
-        gate, up = self.gate_up(y).chunk(2, -1)
-        return add_gated(x, self.down(F.gelu(gate, approximate="tanh") * up), for_mlp)
+        x = between.add_gated(x, self.out(attended), for_attention)
+        y = between.normalize(x, None if for_mlp else self.mlp_norm, for_mlp)
+        return between.add_gated(x, self.down(between.gated_gelu(self.gate_up(y))), for_mlp)
 
     def write_keys_values(self, x: Tensor, tables: Rotation, cache: Cache, layer: int) -> None:
         """The prefix's last layer: of it only keys and values are ever read (exact)."""
-        y = normalize(x, self.attention_norm, None)
+        y = self.between.normalize(x, self.attention_norm, None)
         k, v = F.linear(y, self.qkv.weight[self.heads * self.head_dim :]).chunk(2, -1)  # (rows, tokens, head_dim)
-        cache.append(layer, rotate(k[:, :, None], tables)[:, :, 0], v)
+        cache.append(layer, self.between.rotate(k[:, :, None], tables)[:, :, 0], v)
 
     def _project(self, y: Tensor, tables: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         rows, tokens, _ = y.shape
         qkv = self.qkv(y).view(rows, tokens, self.heads + 2, self.head_dim)
-        qk = rotate(qkv[:, :, :-1], tables)  # queries and the key together
+        qk = self.between.rotate(qkv[:, :, :-1], tables)  # queries and the key together
         return qk[:, :, :-1], qk[:, :, -1], qkv[:, :, -1]
 
 
 def normalize(x: Tensor, offset: Tensor | None, modulation: Modulation | None) -> Tensor:
     """RMS-normalize in float32, then scale by `1 + offset` or modulate; back to the dtype of `x`."""
+    normed = F.rms_norm(x.float(), x.shape[-1:], None, _EPSILON)
     if modulation is None:
         assert offset is not None
-        return F.rms_norm(x.float(), x.shape[-1:], 1 + offset.float(), _EPSILON).to(x.dtype)
-    normed = F.rms_norm(x.float(), x.shape[-1:], None, _EPSILON)
+        return torch.addcmul(normed, normed, offset.float()).to(x.dtype)
     return torch.addcmul(modulation.shift, normed, modulation.scale).to(x.dtype)
 
 
@@ -156,6 +170,48 @@ def add_gated(x: Tensor, y: Tensor, modulation: Modulation | None) -> Tensor:
 
 def rotate(x: Tensor, tables: Rotation) -> Tensor:
     """Rotary position embedding, half-split convention: x (rows, tokens, heads, head_dim), rotated in float32."""
-    first, second = x.float().chunk(2, -1)
-    cos, sin = tables
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+    wide = x.float()
+    halves_swapped = wide.roll(x.shape[-1] // 2, -1)
+    return torch.addcmul(wide * tables.cos, halves_swapped, tables.sin).to(x.dtype)
+
+
+def gated_gelu(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` of the two halves of the last axis."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def key_bias(valid: Tensor, suffix: int, dtype: torch.dtype) -> Tensor:
+    """What is added to attention logits so that keys of invalid prefix tokens are not seen.
+
+    Args:
+        valid: (rows, prefix) bool.
+        suffix: number of keys behind the prefix, which all may be seen.
+
+    Returns:
+        (rows, 1, 1, prefix + suffix) of `dtype`, 0 or minus infinity.
+    """
+    rows, prefix = valid.shape
+    # Attention kernels copy a bias at every call unless its strides are multiples of 8.
+    width = (prefix + suffix + 7) // 8 * 8
+    bias = torch.zeros(rows, 1, 1, width, dtype=dtype, device=valid.device)
+    bias[..., :prefix].masked_fill_(~valid[:, None, None], float("-inf"))
+    return bias[..., : prefix + suffix]
+
+
+class Between(NamedTuple):
+    """The small functions between a block's matrix products, which a compiler can make one kernel each."""
+
+    normalize: Callable[[Tensor, Tensor | None, Modulation | None], Tensor]
+    rotate: Callable[[Tensor, Rotation], Tensor]
+    add_gated: Callable[[Tensor, Tensor, Modulation | None], Tensor]
+    gated_gelu: Callable[[Tensor], Tensor]
+
+
+PLAIN = Between(normalize, rotate, add_gated, gated_gelu)
+
+
+def compiled() -> Between:
+    """The same functions, each compiled into one kernel on its first call; of any sizes, so that they stay few."""
+    one_kernel = functools.partial(torch.compile, dynamic=True)
+    return Between(one_kernel(normalize), one_kernel(rotate), one_kernel(add_gated), one_kernel(gated_gelu))

@@ -12,18 +12,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from relay.models.pi0.config import Pi0Config
-from relay.models.pi0.gemma import Cache, GemmaBlock, KeyValueCache, Modulation, Rotation, normalize, rotation
+from relay.models.pi0.gemma import (
+    Between,
+    Cache,
+    GemmaBlock,
+    KeyValueCache,
+    Modulation,
+    Rotation,
+    key_bias,
+    normalize,
+    rotation,
+)
 from relay.models.pi0.prefix import PrefixLayout
 from relay.models.pi0.siglip import VisionTower
 
 _SHORTEST_PERIOD, _LONGEST_PERIOD = 4e-3, 4.0
+
+STEP_SIZE_WIDTH = 4
+"""Columns of a step table behind the condition: one is used, the others keep rows aligned to 16 bytes."""
+
+_TABULATED_STEPS = 256
+"""Most rows that are kept of all step tables together: 117 MB at full size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,7 @@ class Inputs:
         noise: (rows, horizon, action_dim) float32.
         num_steps: denoising steps of each row.
         state: (rows, action_dim) float32, normalized and padded; π0 only.
+        image_tokens: (n, tokens, width): what the vision tower made of the images, where that is known already.
     """
 
     images: Tensor
@@ -45,6 +62,15 @@ class Inputs:
     noise: Tensor
     num_steps: Sequence[int]
     state: Tensor | None = None
+    image_tokens: Tensor | None = None
+
+
+class Seen(NamedTuple):
+    """What the denoising steps know of an observation: the action tokens' rotary tables, the cache, the key bias."""
+
+    tables: Rotation
+    cache: KeyValueCache
+    key_bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +111,7 @@ class Pi0(nn.Module):
             self.state_in = nn.Linear(config.action_dim, expert.width)
             self.action_time_in = nn.Linear(2 * expert.width, expert.width)
             self.action_time_out = nn.Linear(expert.width, expert.width)
-        self._step_tables: dict[int, list[StepCondition]] = {}
+        self._step_tables: dict[int, StepTable] = {}
 
     def to_compute_dtype(self, dtype: torch.dtype) -> Pi0:
         """Keep the large matrices in `dtype`; transformer norms, patches, positions and small heads stay float32."""
@@ -99,49 +125,56 @@ class Pi0(nn.Module):
         self._step_tables.clear()
         return self
 
+    def run_between(self, between: Between) -> None:
+        """Choose what runs between the matrix products of both transformers."""
+        for block in (*self.language, *self.expert):
+            cast(GemmaBlock, block).between = between
+
     @torch.inference_mode()
     def sample_actions(self, inputs: Inputs) -> Tensor:
         """Integrate the flow from noise to actions, (rows, horizon, action_dim) float32 in the model's units."""
-        config, layout, device = self.config, inputs.layout, inputs.noise.device
-        rows, horizon, _ = inputs.noise.shape
-        state_tokens = 0 if self.modulated else 1
-        suffix = state_tokens + horizon
-        # Masked cameras and padding take no position; the suffix goes on where the row's own prefix ended.
-        suffix_positions = layout.lengths[:, None] + torch.arange(suffix, device=device)
-        tables = rotation(torch.cat((layout.positions, suffix_positions), 1), config.head_dim)
-        prefix = layout.index.shape[1]
-        key_mask = layout.valid
-        if key_mask is not None:
-            key_mask = F.pad(key_mask, (0, suffix), value=True)  # (rows, prefix + suffix)
-        cache = KeyValueCache(
-            config.language.depth,
-            rows,
-            prefix + suffix,
-            config.head_dim,
-            dtype=self.token_embedding.dtype,
-            device=device,
-        )
+        rows, prefix = inputs.layout.index.shape
+        seen = self.embed_prefix(inputs, self.new_cache(rows, prefix))
+        x = inputs.noise
+        for condition, step_size in self.schedule(inputs.num_steps):
+            velocity = self.denoise_step(x, condition, *seen)
+            x = x - step_size * velocity  # the integrator's state is float32 whatever the weights are
+        return x
 
-        self.embed_prefix(inputs, tables.at(0, prefix), cache)
+    def new_cache(self, rows: int, prefix: int) -> KeyValueCache:
+        """Room for the keys and values of a prefix and what follows it."""
+        weight = self.token_embedding
+        return KeyValueCache(torch.empty(self.cache_shape(rows, prefix), dtype=weight.dtype, device=weight.device))
+
+    def cache_shape(self, rows: int, prefix: int) -> tuple[int, int, int, int, int]:
+        """Keys and values, layers, rows, tokens, width."""
+        return (2, self.config.language.depth, rows, prefix + self.suffix, self.config.head_dim)
+
+    @property
+    def suffix(self) -> int:
+        """Tokens behind the prefix: the actions, and π0's state."""
+        return self.config.action_horizon + (0 if self.modulated else 1)
+
+    def embed_prefix(self, inputs: Inputs, cache: KeyValueCache) -> Seen:
+        """Run images and prompts through the prefix transformer, and π0's state through the expert, into the cache."""
+        layout, prefix, suffix = inputs.layout, inputs.layout.index.shape[1], self.suffix
+        # Masked cameras and padding take no position; the suffix goes on where the row's own prefix ended.
+        suffix_positions = layout.lengths[:, None] + torch.arange(suffix, device=layout.lengths.device)
+        tables = rotation(torch.cat((layout.positions, suffix_positions), 1), self.config.head_dim)
+        bias = None if layout.valid is None else key_bias(layout.valid, suffix, self.token_embedding.dtype)
+
+        image_tokens = self.vision(inputs.images) if inputs.image_tokens is None else inputs.image_tokens
+        embedded = self.embed_tokens(image_tokens, inputs.tokens, layout)
+        cache.start = 0
+        self.run_prefix(embedded, tables.at(0, prefix), cache, None if bias is None else bias[..., :prefix])
         cache.start = prefix
         if not self.modulated:
             # The state token sees neither actions nor time, so its keys and values serve every step (exact).
             assert inputs.state is not None
-            seen = None if key_mask is None else key_mask[:, : prefix + 1]
-            self.embed_state(inputs.state, tables.at(prefix, prefix + 1), cache, seen)
+            so_far = None if bias is None else bias[..., : prefix + 1]
+            self.embed_state(inputs.state, tables.at(prefix, prefix + 1), cache, so_far)
             cache.start = prefix + 1
-
-        suffix_tables = tables.at(cache.start, prefix + suffix)
-        x = inputs.noise
-        for condition, step_size in self.schedule(inputs.num_steps):
-            velocity = self.denoise_step(x, condition, suffix_tables, cache, key_mask)
-            x = x - step_size * velocity  # the integrator's state is float32 whatever the weights are
-        return x
-
-    def embed_prefix(self, inputs: Inputs, tables: Rotation, cache: Cache) -> None:
-        """Run images and prompts through the prefix transformer; its keys and values go to the cache."""
-        embedded = self.embed_tokens(self.vision(inputs.images), inputs.tokens, inputs.layout)
-        self.run_prefix(embedded, tables, cache, inputs.layout.valid)
+        return Seen(tables.at(cache.start, prefix + suffix), cache, bias)
 
     def embed_tokens(self, image_tokens: Tensor, tokens: Tensor, layout: PrefixLayout) -> Tensor:
         """Lay image and prompt tokens out in rows, (rows, prefix, width); image tokens are not scaled, prompts are."""
@@ -150,22 +183,22 @@ class Pi0(nn.Module):
         pool = torch.cat((image_tokens.reshape(-1, width), prompt))
         return pool.index_select(0, layout.index.flatten()).view(*layout.index.shape, width)
 
-    def run_prefix(self, x: Tensor, tables: Rotation, cache: Cache, key_mask: Tensor | None) -> Tensor:
+    def run_prefix(self, x: Tensor, tables: Rotation, cache: Cache, key_bias: Tensor | None) -> Tensor:
         """Fill the cache from embedded tokens; returns what enters the last layer, of which only K and V are used."""
         *blocks, last = cast("list[GemmaBlock]", list(self.language))
         for layer, block in enumerate(blocks):
-            x = block(x, tables, cache, layer, key_mask)
+            x = block(x, tables, cache, layer, key_bias)
         last.write_keys_values(x, tables, cache, len(blocks))
         return x
 
-    def embed_state(self, state: Tensor, tables: Rotation, cache: Cache, key_mask: Tensor | None) -> None:
+    def embed_state(self, state: Tensor, tables: Rotation, cache: Cache, key_bias: Tensor | None) -> None:
         """π0's state token, (rows, action_dim) float32 in: only its keys and values matter."""
         x = self.state_in(state)[:, None].to(self.token_embedding.dtype)  # (rows, 1, width)
         for layer, block in enumerate(self.expert):
-            x = block(x, tables, cache, layer, key_mask)
+            x = block(x, tables, cache, layer, key_bias)
 
     def denoise_step(
-        self, x: Tensor, condition: StepCondition, tables: Rotation, cache: Cache, key_mask: Tensor | None
+        self, x: Tensor, condition: StepCondition, tables: Rotation, cache: Cache, key_bias: Tensor | None
     ) -> Tensor:
         """The velocity at `x` (rows, horizon, action_dim) float32, same shape and dtype."""
         if condition.vector is not None:
@@ -176,62 +209,81 @@ class Pi0(nn.Module):
             h = self.action_in(x)  # (rows, horizon, width)
         h = h.to(self.token_embedding.dtype)
         for layer, block in enumerate(self.expert):
-            h = block(h, tables, cache, layer, key_mask, condition.blocks[layer] if condition.blocks else None)
+            h = block(h, tables, cache, layer, key_bias, condition.blocks[layer] if condition.blocks else None)
         h = normalize(h, None if condition.final else self.expert_norm, condition.final)
         return self.action_out(h.float())
 
     def schedule(self, num_steps: Sequence[int]) -> list[tuple[StepCondition, float | Tensor]]:
         """Condition and step size of every denoising step; rows that need fewer steps stand still at the end."""
-        for steps in set(num_steps):
-            if steps not in self._step_tables:
-                self._step_tables[steps] = self._step_table(steps)
         if len(set(num_steps)) == 1:
-            return [(condition, 1 / num_steps[0]) for condition in self._step_tables[num_steps[0]]]
-        device = self.action_in.weight.device
-        schedule: list[tuple[StepCondition, float | Tensor]] = []
-        for step in range(max(num_steps)):
-            conditions = [self._step_tables[n][min(step, n - 1)] for n in num_steps]
-            sizes = torch.tensor([1 / n if step < n else 0.0 for n in num_steps], device=device)
-            schedule.append((_stack(conditions), sizes[:, None, None]))
-        return schedule
+            return [(condition, 1 / num_steps[0]) for condition in self.step_table(num_steps[0]).conditions]
+        tables = [self.step_table(steps) for steps in num_steps]
+        rows = (torch.stack([t.rows[min(step, t.steps)] for t in tables]) for step in range(max(num_steps)))
+        return [(self.read_condition(row), self.read_step_size(row)) for row in rows]
+
+    def step_table(self, steps: int) -> StepTable:
+        """Everything the expert is told in a call of this many steps; made once, and kept while there is room."""
+        table = self._step_tables.pop(steps, None) or self._make_step_table(steps)
+        self._step_tables[steps] = table
+        while sum(self._step_tables) > _TABULATED_STEPS and len(self._step_tables) > 1:
+            del self._step_tables[next(iter(self._step_tables))]  # the one that was used longest ago
+        return table
 
     def condition(self, time: Tensor) -> StepCondition:
-        """What the expert is told about `time` (rows,); depends on nothing else, so it can be tabulated.
+        """What the expert is told about `time` (rows,); depends on nothing else, so it can be tabulated."""
+        return self.read_condition(self._condition_rows(time))
 
-        The sine is taken in float64, the closest to exact of the reference implementations' choices.
-        """
+    def read_condition(self, rows: Tensor) -> StepCondition:
+        """The condition in (rows, condition_width or more) float32, such as rows of a `StepTable`."""
+        if not self.modulated:
+            return StepCondition(None, None, rows[:, None, : self.condition_width])
+        norms, width = self.modulation_bias.shape[0], self.config.expert.width
+        table = rows[:, : self.condition_width].view(len(rows), norms, 3, 1, width)
+        parts = table.unbind(2)  # scales, shifts and gates: each (rows, norms, 1, width)
+        modulations = [Modulation(*norm) for norm in zip(*(part.unbind(1) for part in parts), strict=True)]
+        return StepCondition(list(zip(modulations[:-1:2], modulations[1:-1:2], strict=True)), modulations[-1], None)
+
+    def read_step_size(self, rows: Tensor) -> Tensor:
+        """The step sizes in rows of a `StepTable`, (rows, 1, 1)."""
+        return rows[:, self.condition_width, None, None]
+
+    @property
+    def condition_width(self) -> int:
+        """Float32 values that say what one step knows of the time."""
+        return self.modulation_bias.numel() if self.modulated else self.config.expert.width
+
+    def _make_step_table(self, steps: int) -> StepTable:
+        time = 1 - torch.arange(steps, dtype=torch.float64, device=self.action_in.weight.device) / steps
+        told = self._condition_rows(time.float())
+        rows = F.pad(told, (0, STEP_SIZE_WIDTH, 0, 1))  # the last row stays zero: nothing moves
+        rows[:-1, self.condition_width] = 1 / steps
+        return StepTable(steps, rows, [self.read_condition(row[None]) for row in rows[:-1]])
+
+    def _condition_rows(self, time: Tensor) -> Tensor:
+        """(rows, condition_width) float32; the sine in float64, the closest to exact of the references' choices."""
         width = self.config.expert.width
         fraction = torch.linspace(0, 1, width // 2, dtype=torch.float64, device=time.device)
         period = _SHORTEST_PERIOD * (_LONGEST_PERIOD / _SHORTEST_PERIOD) ** fraction
         angle = 2 * math.pi * time[:, None].double() / period  # (rows, width / 2)
         embedding = torch.cat((angle.sin(), angle.cos()), 1).float()
         if not self.modulated:
-            time_half = self.action_time_in.weight[:, width:]
-            return StepCondition(None, None, F.linear(embedding, time_half, self.action_time_in.bias)[:, None])
+            return F.linear(embedding, self.action_time_in.weight[:, width:], self.action_time_in.bias)
         hidden = F.silu(self.time_out(F.silu(self.time_in(embedding))))  # (rows, width)
         table = torch.einsum("rc,koc->rko", hidden, self.modulation_weight) + self.modulation_bias
-        scale, shift, gate = table[:, :, None].chunk(3, -1)  # each (rows, norms, 1, width)
-        norms = [
-            Modulation(*parts) for parts in zip((1 + scale).unbind(1), shift.unbind(1), gate.unbind(1), strict=True)
-        ]
-        return StepCondition(list(zip(norms[:-1:2], norms[1:-1:2], strict=True)), norms[-1], None)
-
-    def _step_table(self, steps: int) -> list[StepCondition]:
-        device = self.action_in.weight.device
-        return [self.condition(torch.tensor([1 - step / steps], device=device)) for step in range(steps)]
+        scale, shift_and_gate = table.split((width, 2 * width), -1)
+        return torch.cat((1 + scale, shift_and_gate), -1).flatten(1)
 
 
-def _stack(conditions: list[StepCondition]) -> StepCondition:
-    """Conditions of single rows as one of many rows."""
-    if conditions[0].vector is not None:
-        vectors = [c.vector for c in conditions if c.vector is not None]
-        return StepCondition(None, None, torch.cat(vectors))
-    blocks = [
-        (_cat([pair[0] for pair in pairs]), _cat([pair[1] for pair in pairs]))
-        for pairs in zip(*(c.blocks for c in conditions if c.blocks is not None), strict=True)
-    ]
-    return StepCondition(blocks, _cat([c.final for c in conditions if c.final is not None]), None)
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """A denoising schedule of so many steps, as numbers that can be copied and as conditions.
 
+    Attributes:
+        rows: (steps + 1, condition_width + STEP_SIZE_WIDTH) float32: the condition of each step, then its size; the
+            last row is for a call that is done, and moves nothing.
+        conditions: of each step.
+    """
 
-def _cat(modulations: list[Modulation]) -> Modulation:
-    return Modulation(*(torch.cat(parts) for parts in zip(*modulations, strict=True)))
+    steps: int
+    rows: Tensor
+    conditions: list[StepCondition]

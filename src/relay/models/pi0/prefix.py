@@ -19,7 +19,7 @@ class PrefixLayout:
     """How to gather rows from the pool of all image tokens followed by all prompt tokens.
 
     Attributes:
-        index: (rows, prefix) int64 into the pool; padding points at 0.
+        index: (rows, prefix) int64 into the pool; padding points at the row's own first token.
         valid: (rows, prefix) bool, False at tokens nobody may attend to; None when there are none.
         positions: (rows, prefix) int64, counting valid tokens only.
         lengths: (rows,) int64, number of valid tokens.
@@ -64,7 +64,7 @@ def lay_out(rows: Sequence[RowTokens], tokens_per_image: int) -> PrefixLayout:
         image_start, prompt_start = image_start + images, prompt_start + prompt
 
     longest = max(len(index) for index in indices)
-    index = np.stack([np.pad(i, (0, longest - len(i))) for i in indices])
+    index = np.stack([np.pad(i, (0, longest - len(i)), constant_values=i[0]) for i in indices])
     valid = np.stack([np.pad(v, (0, longest - len(v))) for v in valids])
     positions = np.maximum(np.cumsum(valid, axis=1) - 1, 0)
     return PrefixLayout(

@@ -38,13 +38,22 @@ class VisionTower(nn.Module):
         """
         if images.dtype == torch.uint8:
             images = images.to(torch.float32).div_(255).mul_(2).sub_(1)
-        # The patch convolution and the positions stay float32 in every reference implementation.
-        x = self.patch_embedding(images.permute(0, 3, 1, 2))  # (n, width, rows, columns)
-        x = x.flatten(2).transpose(1, 2) + self.position_embedding  # (n, tokens, width)
-        x = x.to(self.projector.weight.dtype)
+        # Patches and positions stay float32 in every reference implementation. A convolution whose patches do not
+        # overlap is a matrix product, and as one it is not rounded to TF32 on a GPU.
+        kernel = self.patch_embedding.weight  # (width, 3, patch, patch)
+        patches = _patches(images, kernel.shape[-1])  # (n, tokens, 3 * patch * patch)
+        x = F.linear(patches, kernel.flatten(1), self.patch_embedding.bias) + self.position_embedding
+        x = x.to(self.projector.weight.dtype)  # (n, tokens, width)
         for block in self.blocks:
             x = block(x)
         return self.projector(self.final_norm(x))  # (n, tokens, output_width)
+
+
+def _patches(images: Tensor, side: int) -> Tensor:
+    """(n, height, width, 3) cut into squares, row by row: (n, tokens, 3 * side * side), channels first in each."""
+    n, height, width, channels = images.shape
+    grid = images.view(n, height // side, side, width // side, side, channels)
+    return grid.permute(0, 1, 3, 5, 2, 4).reshape(n, -1, channels * side * side)
 
 
 class VisionBlock(nn.Module):

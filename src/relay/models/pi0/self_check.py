@@ -1,0 +1,53 @@
+"""Fixed observations, and what prepared shapes make of them against the plain path: compared at every start."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relay.models.pi0.assemble import assemble
+from relay.models.pi0.config import Pi0Config
+from relay.models.pi0.fixed_shapes import FixedShapes
+from relay.models.pi0.model import Pi0
+from relay.models.pi0.transforms import Pi0Prepared
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+"""Largest difference of actions in units of their standard deviation. Other kernels and other padding round otherwise:
+a tiny random network's actions in bfloat16 are up to 3e-2 from those in float32. A wrong buffer gives about 1."""
+
+
+def check_batch(config: Pi0Config, count: int, seed: int = 0) -> tuple[list[Pi0Prepared], Tensor]:
+    """Random observations of different cameras, prompt lengths and step counts, and their noise; always the same."""
+    random = np.random.default_rng(seed)
+    side, most = config.vision.image_size, len(config.cameras)
+    rows: list[Pi0Prepared] = []
+    for row in range(count):
+        cameras = most - (row + seed) % most
+        tokens = random.integers(1, config.vocab_size, max(1, config.max_token_len - 7 * (row + seed) % 32))
+        rows.append(
+            Pi0Prepared(
+                images=random.integers(0, 256, (cameras, side, side, 3), np.uint8),
+                tokens=tuple(tokens.tolist()),
+                state=random.standard_normal(config.action_dim).astype(np.float32),
+                num_steps=max(1, config.num_steps - row % 2),
+            )
+        )
+    noise = random.standard_normal((count, config.action_horizon, config.action_dim)).astype(np.float32)
+    return rows, torch.from_numpy(noise)
+
+
+def fixed_distance(fixed: FixedShapes, model: Pi0) -> float:
+    """Largest difference of the fixed shapes' actions from the plain ones, in units of the latter's deviation.
+
+    A full batch, a single row and the full batch again, so that what a batch leaves in the buffers would show.
+    """
+    largest = fixed.plan.largest.rows
+    distances: list[float] = []
+    for count, seed in ((largest, 0), (1, 1), (largest, 0)):
+        rows, noise = check_batch(model.config, count, seed)
+        plain = model.sample_actions(assemble(model, rows, noise)).cpu()
+        actions = fixed.sample(rows, noise)
+        if actions is not None:  # None where the memory was spent before this shape
+            distances.append(float((actions - plain).abs().max() / plain.std()))
+    return max(distances, default=0.0) if all(d == d for d in distances) else float("nan")
