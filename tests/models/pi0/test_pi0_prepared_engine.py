@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from relay.demo.vocabulary import write_tokenizer
 from relay.engine.base import Chunk, Progress, Work
+from relay.models import registry
 from relay.models.pi0 import engine as engine_module
 from relay.models.pi0.config import CAMERAS
 from relay.models.pi0.engine import Pi0Engine
@@ -208,3 +210,17 @@ def test_bfloat16_shapes_pass_their_own_check(family: str, tokenizer: PromptToke
     engine = Pi0Engine(family, model, tokenizer, max_batch=2, graphs=True)
     engine.warm_up(lambda phase, share: None)
     assert engine.remarks == []
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"compile": True}, "--compile goes with CUDA graphs: it needs a GPU and --graphs auto"),
+        ({"graphs": "on"}, "--graphs must be auto or off, got 'on'"),
+        ({"decode": "tpu"}, "--decode must be auto or cpu or gpu, got 'tpu'"),
+        ({"decode": "gpu"}, "--decode gpu needs a CUDA device"),
+    ],
+)
+def test_options_that_this_machine_cannot_honour_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(CheckpointError, match=text):
+        registry.load("demo", checkpoint=None, device="cpu", **options).warm_up(lambda phase, share: None)

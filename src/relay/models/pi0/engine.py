@@ -74,6 +74,9 @@ def load(
         if value not in choices:
             raise CheckpointError(f"--{option} must be {' or '.join(choices)}, got {value!r}")
     place = choose_device(device)
+    replayed = graphs == "auto" and place.type == "cuda"
+    if compile and not replayed:
+        raise CheckpointError("--compile goes with CUDA graphs: it needs a GPU and --graphs auto")
     precision = dtype if dtype != "auto" else "bfloat16" if place.type == "cuda" else "float32"
     if precision not in ("float32", "bfloat16"):
         raise CheckpointError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
@@ -106,7 +109,7 @@ def load(
         metadata=checkpoint.metadata,
         max_batch=max_batch,
         default_prompt=default_prompt,
-        graphs=graphs == "auto" and place.type == "cuda",
+        graphs=replayed,
         compile=compile,
         decode=decode,
     )
