@@ -15,6 +15,9 @@ from relay.server.options import admit, unknown_adapter
 REAL_TIME = {"prev_actions": np.zeros((2, 3), np.float32), "inference_delay": 1, "execution_horizon": 2}
 
 
+ADAPTING = replace(SPEC, supported_options=frozenset({"adapter"}))
+
+
 def test_an_adapter_is_refused_with_what_the_server_holds():
     with pytest.raises(ObservationError, match="adapter 'fold' is not loaded; this server holds: none"):
         admit(Options(adapter="fold"), SPEC, None)
@@ -26,10 +29,34 @@ def test_an_unknown_adapter_is_answered_with_the_names_of_those_held():
     )
 
 
+def test_the_nearest_name_is_told_with_those_held():
+    with pytest.raises(ObservationError, match="this server holds: pour, stack; did you mean 'stack'"):
+        admit(Options(adapter="stakc"), ADAPTING, None, adapters=("pour", "stack"))
+
+
+@pytest.mark.parametrize("name", ["pour", "base"])
+def test_an_adapter_that_is_held_is_admitted_and_so_is_none(name: str):
+    assert admit(Options(adapter=name), ADAPTING, None, adapters=("pour",)).adapter == name
+
+
+def test_base_is_unknown_where_there_are_no_adapters():
+    with pytest.raises(ObservationError, match="adapter 'base' is not loaded; this server holds: none"):
+        admit(Options(adapter="base"), ADAPTING, None, adapters=())
+
+
+def test_a_thousand_names_are_told_in_part():
+    names = [f"adapter-{number:04}" for number in range(1_000)]
+    text = str(unknown_adapter("fold", names, named=True))
+    assert "adapter-0000" in text
+    assert len(text) < 3_000
+
+
 def test_tenants_do_not_read_the_names_of_each_others_adapters():
     assert str(unknown_adapter("fold", ("pour", "stack"), named=False)) == "adapter 'fold' is not loaded"
     with pytest.raises(ObservationError, match=r"adapter 'fold' is not loaded$"):
         admit(Options(adapter="fold"), SPEC, None, name_adapters=False)
+    with pytest.raises(ObservationError, match=r"adapter 'stakc' is not loaded$"):
+        admit(Options(adapter="stakc"), ADAPTING, None, adapters=("stack",), name_adapters=False)
 
 
 @pytest.mark.parametrize("options", [Options(**REAL_TIME), Options(executed_actions=np.zeros((1, 3), np.float32))])

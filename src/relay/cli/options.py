@@ -46,6 +46,21 @@ class PolicyOptions:
     default_prompt: str | None = None
     """Task for observations without a prompt; without it they are refused."""
 
+    adapter: UseAppendAction[tuple[str, ...]] = ()
+    """A LoRA adapter that requests may ask for, as name=folder; give it once for each."""
+
+    default_adapter: str | None = None
+    """Adapter of requests that name none; they name base for none."""
+
+    adapter_root: Path | None = None
+    """Folder whose sub-folders are adapters, each under its own name; looked through again on SIGHUP."""
+
+    adapter_memory: float = 4.0
+    """GiB of device memory for adapters; those used longest ago make room."""
+
+    merge_adapter: bool = False
+    """Add the only adapter to the weights at the start: it costs no time then, and nothing else can be asked for."""
+
     graphs: Literal["auto", "off"] = "auto"
     """auto replays prepared shapes as CUDA graphs on a GPU, once checked against the plain path; off doesn't."""
 

@@ -17,6 +17,7 @@ from relay.cli.options import ListenerOptions, PolicyOptions
 from relay.cli.serve_file import InvalidFile, read_serve_file
 
 if TYPE_CHECKING:
+    from relay.engine.adapter_folders import AdapterChoice
     from relay.engine.base import Engine, Progress
     from relay.server.policies import Offer
     from relay.server.settings import ServerSettings
@@ -98,6 +99,7 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
     from relay.server.policies import Offer
 
     registry.checkpoint_folder(model, options.checkpoint)
+    adapters = adapter_choice(options)
 
     def load(progress: Progress) -> Engine:
         return registry.load(
@@ -111,6 +113,7 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
             num_steps=options.num_steps,
             max_batch=options.max_batch,
             default_prompt=options.default_prompt,
+            adapters=adapters,
             graphs=options.graphs,
             compile=options.compile,
             decode=options.decode,
@@ -119,6 +122,21 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
 
     own = replace(settings, max_batch=options.max_batch, seed=options.seed, handshake=options.handshake)
     return Offer(load, own)
+
+
+def adapter_choice(options: PolicyOptions) -> AdapterChoice:
+    """What was chosen about adapters, checked as far as that goes without reading them."""
+    from relay.engine.adapter_folders import AdapterChoice, parse_named
+
+    if not options.adapter_memory > 0:
+        raise ValueError(f"--adapter-memory must be above 0 GiB, got {options.adapter_memory}")
+    return AdapterChoice(
+        named=parse_named(options.adapter),
+        root=options.adapter_root,
+        default=options.default_adapter,
+        merged=options.merge_adapter,
+        memory_bytes=int(options.adapter_memory * 2**30),
+    )
 
 
 def _fail(message: str) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -72,7 +72,14 @@ def _policy(name: Any, given: Any, path: Path) -> tuple[str, tuple[str, PolicyOp
         raise InvalidFile(f"{path}: models.{name} is {shown(given)}, expected a map of options")
     values: dict[Any, Any] = dict(given or {})
     model = _value(str, values.pop("model", name), path, f"models.{name}.model")
-    return name, (model, _options(PolicyOptions, values, path, f"models.{name}."))
+    options = _options(PolicyOptions, values, path, f"models.{name}.")
+    return name, (model, replace(options, adapter=tuple(_beside(path, text) for text in options.adapter)))
+
+
+def _beside(path: Path, adapter: str) -> str:
+    """`name=folder` with the folder relative to the file's own."""
+    name, _, folder = adapter.partition("=")
+    return f"{name}={path.parent / Path(folder).expanduser()}" if folder else adapter
 
 
 def _options(kind: type[Options], values: Mapping[Any, Any], path: Path, prefix: str) -> Options:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from relay.protocol.messages import Actions, Observation, Options
@@ -151,4 +152,36 @@ class StatefulEngine(Engine, Protocol):
 
     def close_session(self, session: Any) -> None:
         """Free what the session holds; device thread, between batches."""
+        ...
+
+
+class AdaptingEngine(Engine, Protocol):
+    """An engine that holds LoRA adapters by name; the server asks whether it has these methods.
+
+    All of them may be called from any thread while requests run. A request keeps the adapter that it was prepared with.
+    """
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names that requests may ask for."""
+        ...
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Hold one more adapter, or another one under a name.
+
+        Raises:
+            ValueError: it cannot be used; what was held before stays.
+        """
+        ...
+
+    def unload_adapter(self, name: str) -> None:
+        """Hold an adapter no more.
+
+        Raises:
+            ValueError: it isn't held, or must stay.
+        """
+        ...
+
+    def rescan_adapters(self) -> None:
+        """Bring what is held in line with the folders it was loaded from; what cannot be loaded is logged."""
         ...

@@ -10,8 +10,11 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
+from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.base import Engine, Progress
 from relay.models.report import Report, Sample
+
+NO_ADAPTERS = AdapterChoice()
 
 _FAMILIES = {
     "demo": "relay.models.pi0",
@@ -38,6 +41,7 @@ def load(
     num_steps: int | None = None,
     max_batch: int = 8,
     default_prompt: str | None = None,
+    adapters: AdapterChoice = NO_ADAPTERS,
     graphs: str = "auto",
     compile: bool = False,
     decode: str = "auto",
@@ -55,6 +59,7 @@ def load(
         dtype: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
         num_steps: default denoising steps; None keeps the checkpoint's.
         default_prompt: for observations without a prompt.
+        adapters: LoRA adapters that requests may ask for.
         graphs: `auto` prepares fixed shapes as CUDA graphs on a GPU; `off`.
         compile: with graphs, whether small functions are compiled.
         decode: of JPEG frames: `auto`, `cpu` or `gpu`.
@@ -75,6 +80,7 @@ def load(
         num_steps=num_steps,
         max_batch=max_batch,
         default_prompt=default_prompt,
+        adapters=adapters,
         graphs=graphs,
         compile=compile,
         decode=decode,

@@ -181,6 +181,13 @@ class Server:
         """
         await self._policies.ready()
 
+    async def rescan_adapters(self) -> None:
+        """Bring the adapters in line with their folders; requests go on, and what cannot be loaded is logged."""
+        try:
+            await self._policies.rescan_adapters()
+        except Exception:
+            logger.exception("the adapters' folders could not be looked through")
+
     async def drain(self, reason: str = "the server is stopping") -> None:
         """Stop accepting, answer the requests already taken, close every connection with 1012, release the devices."""
         await self._stop(Goodbye(1012, reason), self._settings.drain_seconds)
@@ -292,6 +299,7 @@ async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | Expo
         drains.append(asyncio.get_running_loop().create_task(server.drain()))
 
     _on_signals(on_signal)
+    rescans = _rescan_on_hangup(server)
     freezing = asyncio.create_task(_freeze_when_ready(server))
     try:
         await server.serve_forever()
@@ -299,7 +307,24 @@ async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | Expo
         return failure
     finally:
         freezing.cancel()
+        for rescan in rescans:
+            rescan.cancel()
     return None
+
+
+def _rescan_on_hangup(server: Server) -> set[asyncio.Task[None]]:
+    """Look through the adapters' folders again on SIGHUP; the set holds what is under way."""
+    under_way: set[asyncio.Task[None]] = set()
+    loop = asyncio.get_running_loop()
+
+    def rescan() -> None:
+        task = loop.create_task(server.rescan_adapters())
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+
+    if hasattr(signal, "SIGHUP"):  # Windows has none
+        loop.add_signal_handler(signal.SIGHUP, rescan)
+    return under_way
 
 
 async def _freeze_when_ready(server: Server) -> None:

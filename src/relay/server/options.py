@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 
+from relay.engine.adapter_folders import BASE
 from relay.engine.base import PolicySpec
 from relay.protocol.errors import ObservationError
 from relay.protocol.options import Options
-from relay.protocol.wording import quoted
+from relay.protocol.wording import clipped, quoted
 
 SERVER_OPTIONS = frozenset({"deadline_ms"})
 """Options that the server itself answers for, whatever the engine."""
@@ -16,18 +18,27 @@ SERVER_OPTIONS = frozenset({"deadline_ms"})
 _OPTIONS = tuple(option.name for option in fields(Options))
 
 
-def admit(options: Options, spec: PolicySpec, default_seed: int | None, *, name_adapters: bool = True) -> Options:
+def admit(
+    options: Options,
+    spec: PolicySpec,
+    default_seed: int | None,
+    *,
+    adapters: Sequence[str] | None = None,
+    name_adapters: bool = True,
+) -> Options:
     """The options that the engine gets, with the server's default seed where the request leaves the noise open.
 
     Args:
+        adapters: the names of those that the policy holds now; None leaves it to a policy that says it takes them.
         name_adapters: whether an unknown adapter is answered with the names of those the server holds.
 
     Raises:
         ObservationError: an option that this policy would have to ignore, or more denoising steps than allowed. A robot
             that ran without the adapter or the guidance it asked for would be worse than one that got no actions.
     """
-    if options.adapter is not None and "adapter" not in spec.supported_options:
-        raise unknown_adapter(options.adapter, (), named=name_adapters)
+    held = adapters if "adapter" in spec.supported_options else ()
+    if options.adapter is not None and held is not None and options.adapter not in (*held, BASE if held else None):
+        raise unknown_adapter(options.adapter, held, named=name_adapters)
     known = spec.supported_options | SERVER_OPTIONS
     for name in _OPTIONS:
         if getattr(options, name) is not None and name not in known:
@@ -42,5 +53,7 @@ def admit(options: Options, spec: PolicySpec, default_seed: int | None, *, name_
 
 def unknown_adapter(name: str, held: Sequence[str], *, named: bool) -> ObservationError:
     """The refusal of an adapter that the server does not hold, with the names of those it does hold, if `named`."""
-    known = f"; this server holds: {', '.join(held) or 'none'}" if named else ""
+    near = get_close_matches(name, held, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    known = f"; this server holds: {clipped(', '.join(held), 2_048) or 'none'}{hint}" if named else ""
     return ObservationError(f"adapter {quoted(name)} is not loaded{known}")

@@ -15,7 +15,7 @@ from relay.engine.worker import DeviceFault, LoadEngine, LoadFailed, Worker, Wor
 from relay.protocol.wording import quoted
 from relay.server.dialects import bare_path, serves
 from relay.server.metrics import PolicyMetrics
-from relay.server.scheduler import Scheduler
+from relay.server.scheduler import Scheduler, adapts
 from relay.server.settings import ServerSettings
 
 WORKER_STOP_S = 0.5
@@ -138,6 +138,13 @@ class Policies:
         """
         for policy in self:
             await policy.worker.ready()
+
+    async def rescan_adapters(self) -> None:
+        """Have every policy that holds adapters look through their folders again; requests go on meanwhile."""
+        for policy in self:
+            engine = policy.worker.engine
+            if engine is not None and adapts(engine):
+                await asyncio.to_thread(engine.rescan_adapters)
 
     async def close(self) -> None:
         """Cancel what still waits and let the devices go."""

@@ -55,7 +55,7 @@ def test_a_checkpoint_that_orbax_wrote_gives_the_golden_actions(family: str, opt
     assert all(torch.equal(parameter, expected[name]) for name, parameter in model.named_parameters())
 
 
-def test_a_lora_checkpoint_of_openpi_is_refused_by_name(tmp_path: Path) -> None:
+def test_lora_tensors_of_openpi_are_not_dropped(tmp_path: Path) -> None:
     name = "PaliGemma/llm/layers/attn/q_einsum/lora_a"
     source = from_jax(OrbaxSource(write(tmp_path, "pi05", "--add", name)))
     with pytest.raises(CheckpointError, match=f"adapter: {name}"):

@@ -2,6 +2,7 @@
 
     python write_orbax.py WEIGHTS.safetensors FOLDER [--heads 8] [--vision-heads 2] [--dtype float32]
                           [--value] [--no-ocdbt] [--zarr3] [--chunk-bytes N]
+                          [--add NAME] [--leaves LEAVES.safetensors]
 
 Runs where orbax-checkpoint is installed (`make references`) and knows nothing of `relay`: the layouts are written out
 here once more, in the other direction and in NumPy, so that the reader is checked by something else than itself.
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--zarr3", action="store_true")
     parser.add_argument("--chunk-bytes", type=int, help="cut arrays into chunks of at most this size")
     parser.add_argument("--add", help="a further leaf of zeros under this name")
+    parser.add_argument("--leaves", type=Path, help="a safetensors file of further leaves under their JAX names")
     options = parser.parse_args()
 
     with safe_open(options.weights, "flax") as file:
@@ -45,6 +47,9 @@ def main() -> None:
     leaves = to_jax(tensors, options.heads, options.vision_heads)
     if options.add:
         leaves[options.add] = np.zeros((1, 2), np.float32)
+    if options.leaves:
+        with safe_open(options.leaves, "numpy") as file:
+            leaves |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     dtype = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[options.dtype]
     tree: dict = {}
     for name, leaf in leaves.items():

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.engine.adapter_folders import BASE, AdapterChoice
+from relay.engine.adapter_store import AdapterStore
+from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
 from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
 from relay.engine.frames import Decode
 from relay.engine.graphs import graph_budget
 from relay.engine.worker import loses_device
+from relay.models.pi0.adapters import read_adapter, with_changes
 from relay.models.pi0.assemble import assemble
 from relay.models.pi0.checkpoint import load_checkpoint
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.fixed_shapes import FixedShapes
 from relay.models.pi0.model import Pi0
+from relay.models.pi0.resident import ResidentAdapters
 from relay.models.pi0.self_check import TOLERANCES, check_batch, fixed_distance
 from relay.models.pi0.shapes import ShapePlan
 from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
 from relay.models.pi0.units import RobotUnits
 from relay.models.pi0.weights import CheckpointError
+from relay.protocol.errors import ObservationError
 from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
+from relay.protocol.wording import quoted
+
+NO_ADAPTERS = AdapterChoice()
+OPTIONS = frozenset({"num_steps", "seed", "noise"})
 
 REUSE_BYTES = 64 * 2**20
 """Device memory for the tokens of frames that may come again: 64 frames at full size."""
@@ -54,6 +63,7 @@ def load(
     num_steps: int | None,
     max_batch: int,
     default_prompt: str | None,
+    adapters: AdapterChoice,
     graphs: str,
     compile: bool,
     decode: str,
@@ -87,10 +97,13 @@ def load(
     if place.type == "cpu" and max_batch == 1 and _parameters(checkpoint.model) < _ONE_THREAD_BELOW:
         torch.set_num_threads(1)
     profile, normalization = checkpoint.profile, checkpoint.normalization
+    if adapters.any:
+        progress("loading adapters", 0.0)
     return Pi0Engine(
         name,
         checkpoint.model,
         checkpoint.tokenizer,
+        adapters=adapters,
         robot=RobotUnits(profile, normalization) if profile and normalization else None,
         model_units=normalization is None,
         metadata=checkpoint.metadata,
@@ -118,6 +131,7 @@ class Pi0Engine:
         robot: keys and units of the robot that is served; without one, model format only.
         model_units: without a robot, whether vLLM-Omni's keys are taken for model format (see `units.py`).
         metadata: the checkpoint's own, for OpenPI's handshake.
+        adapters: those that requests may ask for.
         graphs: prepare fixed shapes at warm-up and replay them, as CUDA graphs where the device has them.
         compile: with graphs, have the small functions between matrix products compiled.
         decode: what decodes JPEG frames, as in `choose_decoder`.
@@ -141,6 +155,7 @@ class Pi0Engine:
         metadata: Mapping[str, Any] | None = None,
         max_batch: int = 8,
         default_prompt: str | None = None,
+        adapters: AdapterChoice = NO_ADAPTERS,
         graphs: bool = False,
         compile: bool = False,
         decode: str = "cpu",
@@ -151,6 +166,13 @@ class Pi0Engine:
         self._graphs, self._compile, self._decode_choice, self._reuse_bytes = graphs, compile, decode, reuse_bytes
         self._decode: Decode = decode_frame
         self.fixed: FixedShapes | None = None
+        base = model
+        self._adapters = AdapterStore(adapters, lambda folder: read_adapter(folder, base))
+        self._merged = adapters.merged
+        if self._merged:
+            (adapter,) = self._adapters.adapters
+            model = with_changes(model, adapter.source)
+        self._resident = ResidentAdapters(model, lambda: self._adapters.adapters, adapters.memory_bytes)
         self.model, self._tokenizer = model, tokenizer
         self._robot, self._model_units = robot, model_units
         self._default_prompt = default_prompt
@@ -166,11 +188,12 @@ class Pi0Engine:
             image_resolution=(config.vision.image_size, config.vision.image_size),
             metadata={**(metadata or {}), **({"robot": robot.contract} if robot else {})},
             handshake=_handshake(config, robot),
+            supported_options=OPTIONS | ({"adapter"} if adapters.any else set()),
         )
 
     def prepare(self, observation: Observation, options: Options) -> Pi0Prepared:
         """Validate, decode, resize and tokenize."""
-        return prepare(
+        prepared = prepare(
             observation,
             options,
             self.model.config,
@@ -181,15 +204,60 @@ class Pi0Engine:
             decode=self._decode,
             identify=self.fixed is not None and self._reuse_bytes > 0,
         )
+        name = self._adapters.default if options.adapter is None else options.adapter
+        if name == BASE and self._merged:
+            raise ObservationError(
+                f"adapter {BASE!r} cannot be had: this server has merged {self._adapters.names[0]!r} into the weights"
+            )
+        if name is None or name == BASE:
+            return prepared
+        adapter = self._adapters.get(name)
+        if adapter is None:  # unloaded since the server looked
+            raise ObservationError(f"adapter {quoted(name)} is not loaded")
+        notes = tuple(Note(f"adapter {name} {text}") for text in adapter.notes)
+        adapter = None if self._merged else adapter
+        return replace(prepared, adapter=adapter, notes=(*prepared.notes, *notes))
 
-    def batch_key(self, prepared: Pi0Prepared) -> str:
-        """Rows of any number of cameras, prompt length, steps and seeds share a batch."""
-        return "pi0"
+    def batch_key(self, prepared: Pi0Prepared) -> Hashable:
+        """Rows of any number of cameras, prompt length, steps, seeds and adapters share a batch.
+
+        Except with adapters that need a network of their own.
+        """
+        return prepared.adapter if prepared.adapter and prepared.adapter.alone else None
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """Actions float32 for every row: (action_horizon, action_dim), or the robot's own width in its units."""
-        actions = self._sample(batch).numpy()  # (rows, horizon, action_dim)
-        return [Chunk(self._in_callers_units(row, work.prepared)) for row, work in zip(actions, batch, strict=True)]
+        chunks: dict[int, Chunk] = {}
+        for numbers in self._resident.groups([work.prepared.adapter for work in batch]):
+            rows = [batch[number] for number in numbers]
+            actions = self._sample(rows).numpy()  # (rows, horizon, action_dim)
+            for number, work, answer in zip(numbers, rows, actions, strict=True):
+                chunks[number] = Chunk(self._in_callers_units(answer, work.prepared))
+        return [chunks[number] for number in range(len(batch))]
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names that requests may ask for."""
+        return self._adapters.names
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Hold one more adapter, or another one under a name; any thread, requests go on."""
+        self._check_not_merged()
+        self._adapters.load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Hold an adapter no more; any thread, requests that have it are answered."""
+        self._check_not_merged()
+        self._adapters.unload(name)
+
+    def rescan_adapters(self) -> None:
+        """Look through the adapters' folders again; any thread, requests go on."""
+        if not self._merged:
+            self._adapters.rescan()
+
+    def _check_not_merged(self) -> None:
+        if self._merged:
+            raise ValueError("the adapter is merged into the weights; start the server without --merge-adapter")
 
     def action_scale(self, prepared: Pi0Prepared) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What the network's 0 is in the units of this row's answer, and how long its 1 is; each per dimension.
@@ -214,8 +282,18 @@ class Pi0Engine:
             actions = self.model.sample_actions(assemble(self.model, *check_batch(self.model.config, rows)))
             if not actions.isfinite().all():
                 raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
+        self._warm_up_adapters(progress)
         for remark in self.remarks:
             logger.warning("%s", remark)
+
+    def _warm_up_adapters(self, progress: Progress) -> None:
+        """Bring as many adapters to the device as it holds, so that their first requests need not wait for that."""
+        held = () if self._merged else self._adapters.names
+        (row,), noise = check_batch(self.model.config, 1)
+        for done, name in enumerate(held):
+            progress("warming up adapters", done / len(held))
+            if not self._plain(([replace(row, adapter=self._adapters.get(name))]), noise).isfinite().all():
+                raise CheckpointError(f"adapter {name} gives actions that are not finite: its weights are damaged")
 
     def _prepare_shapes(self, progress: Progress) -> FixedShapes | None:
         """The fast path, if it can be had and gives what the plain one gives; else a remark why not."""
@@ -223,7 +301,7 @@ class Pi0Engine:
             what = "compiled functions are off" if compile else "prepared shapes are off"
             try:
                 fixed = self._captured(progress, compile=compile)
-                distance = fixed_distance(fixed, self.model)
+                distance = fixed_distance(fixed, self.model, self._resident)
             except Exception as error:
                 if loses_device(error):
                     raise
@@ -253,6 +331,7 @@ class Pi0Engine:
             fuse=compile,
             reuse_bytes=self._reuse_bytes,
             budget_bytes=graph_budget(device),
+            resident=self._resident,
         )
         fixed.prepare(progress)
         return fixed
@@ -266,7 +345,13 @@ class Pi0Engine:
             if actions is not None:
                 return actions
             self.unprepared += 1
-        return self.model.sample_actions(assemble(self.model, rows, noise)).cpu()
+        return self._plain(rows, noise)
+
+    def _plain(self, rows: Sequence[Pi0Prepared], noise: Tensor) -> Tensor:
+        """As `_sample`, without prepared shapes; with adapters, whatever they change."""
+        adapters, images = [row.adapter for row in rows], [len(row.images) for row in rows]
+        network, inputs = self._resident.apply(assemble(self.model, rows, noise), adapters, images)
+        return network.sample_actions(inputs).cpu()
 
     def _touch_preparation(self) -> None:
         """Decoders and tokenizer load on first use."""
@@ -284,6 +369,7 @@ class Pi0Engine:
         """Forget frames that may come again, and give the allocator's unused blocks back, which may be too small."""
         if self.fixed is not None:
             self.fixed.forget()
+        self._resident.forget()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

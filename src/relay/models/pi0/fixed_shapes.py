@@ -12,7 +12,7 @@ batch differs from the last one in noise and steps only.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relay.engine.adapter_rows import by_layer
 from relay.engine.base import Progress
 from relay.engine.graphs import Graphs
 from relay.engine.reuse import SizedCache
 from relay.engine.staging import Field, Staging, carve, size_of
+from relay.models.pi0.adapters import Pi0Adapter
 from relay.models.pi0.gemma import PLAIN, KeyValueCache, Rotation, compiled
-from relay.models.pi0.model import STEP_SIZE_WIDTH, Inputs, Pi0, Seen
+from relay.models.pi0.model import NO_CHANGE, STEP_SIZE_WIDTH, Inputs, NetworkChange, Pi0, Seen
 from relay.models.pi0.prefix import PrefixLayout
+from relay.models.pi0.resident import ResidentAdapters, network_change
 from relay.models.pi0.shapes import Shape, ShapePlan, at_least
 from relay.models.pi0.transforms import Pi0Prepared
 
@@ -39,6 +42,8 @@ class FixedShapes:
         fuse: have the functions between matrix products compiled while graphs are captured.
         reuse_bytes: device memory for the tokens of frames that were seen before; 0 turns reuse off.
         budget_bytes: most device memory for graphs; shapes beyond it are not prepared.
+        resident: adapters on the device; where some are held, prefix and step are prepared once more, with room for
+            what they change in each row.
     """
 
     def __init__(
@@ -50,8 +55,11 @@ class FixedShapes:
         fuse: bool = False,
         reuse_bytes: int = 0,
         budget_bytes: int | None = None,
+        resident: ResidentAdapters | None = None,
     ) -> None:
         self.plan = plan
+        self._resident = resident
+        self._changes = resident.buffers(plan.largest.rows) if resident else None
         self._model, self._fuse = model, fuse and capture
         weight = model.token_embedding
         self.graphs = Graphs(weight.device, capture=capture, budget_bytes=budget_bytes)
@@ -106,18 +114,21 @@ class FixedShapes:
         shape = self.plan.fit(rows)
         if shape is None or shape not in self._buffers:
             return None
-        buffers = self._buffers[shape]
-        prefix = self._prefix_key(shape, rows)
+        if not self._bring_adapters(shape, rows):
+            return None
+        buffers, adapters = self._buffers[shape], [row.adapter for row in rows]
+        adapted_prefix = any(adapter and self._changes_prefix(adapter) for adapter in adapters)
+        prefix = self._prefix_key(shape, rows, adapters if adapted_prefix else None)
         known, self._last_prefix = prefix is not None and prefix == self._last_prefix, None
         pictures = self._sort_images(rows)
         self._stage(shape, rows, noise, pictures)
         self._staging.upload(buffers.fields, 0 if known else len(pictures.new))
         if not known:
             self._embed_images(pictures)
-            self.graphs.replay(("prefix", shape))
+            self.graphs.replay(("adapted prefix" if adapted_prefix else "prefix", shape))
         self.reused_prefixes += known
         self._last_prefix = prefix
-        actions = self._denoise(shape, buffers, [row.num_steps for row in rows])[: len(rows)]
+        actions = self._denoise(shape, buffers, rows)[: len(rows)]
         return actions.to("cpu", copy=True)  # waits for the device
 
     def forget(self) -> None:
@@ -130,19 +141,40 @@ class FixedShapes:
         self._staging.fill(0xFF)
         self._memory.view(torch.float32).fill_(float("nan"))
         self._image_tokens.fill_(float("nan"))
+        for change in (self._changes or {}).values():
+            for part in change:
+                if part is not None:
+                    part.fill_(float("nan"))
         self._last_prefix = None
 
-    def _denoise(self, shape: Shape, buffers: _Buffers, num_steps: Sequence[int]) -> Tensor:
+    def _bring_adapters(self, shape: Shape, rows: Sequence[Pi0Prepared]) -> bool:
+        """Fill in what the rows' adapters change; False if there is no room prepared for it."""
+        adapters = [row.adapter for row in rows]
+        if not any(adapters):
+            return True
+        if self._resident is None or self._changes is None or ("adapted step", shape) not in self.graphs:
+            return False
+        return self._resident.gather(adapters, shape.rows, self._changes)
+
+    def _changes_prefix(self, adapter: Pi0Adapter) -> bool:
+        parts = ("language.",) if self._model.modulated else ("language.", "expert.", "state_in")
+        return any(kind.startswith(parts) for kind in adapter.changes)
+
+    def _denoise(self, shape: Shape, buffers: _Buffers, rows: Sequence[Pi0Prepared]) -> Tensor:
         x, condition = buffers.kept["x"], buffers.kept["condition"]
         x.copy_(buffers.inputs.noise)
-        tables = [self._model.step_table(steps) for steps in num_steps]
+        num_steps, adapters = [row.num_steps for row in rows], [row.adapter for row in rows]
+        if self._resident is not None and any(adapters):
+            part, tables = "adapted step", self._resident.step_tables(adapters, num_steps)
+        else:
+            part, tables = "step", [self._model.step_table(steps) for steps in num_steps]
         tables += tables[:1] * (shape.rows - len(tables))
         for step in range(max(num_steps)):
-            if len(set(num_steps)) == 1:
+            if all(table is tables[0] for table in tables):
                 condition.copy_(tables[0].rows[step])
             else:
                 torch.stack([table.rows[min(step, table.steps)] for table in tables], out=condition)
-            self.graphs.replay(("step", shape))
+            self.graphs.replay((part, shape))
         return x
 
     def _sort_images(self, rows: Sequence[Pi0Prepared]) -> _Pictures:
@@ -196,12 +228,14 @@ class FixedShapes:
                 host["state"][row] = prepared.state
         host["noise"][: len(rows)] = noise.numpy()
 
-    def _prefix_key(self, shape: Shape, rows: Sequence[Pi0Prepared]) -> Hashable:
+    def _prefix_key(
+        self, shape: Shape, rows: Sequence[Pi0Prepared], adapters: Sequence[Pi0Adapter | None] | None
+    ) -> Hashable:
         """What the prefix depends on; None if it cannot be known."""
         if not self._reuse or not all(row.image_ids for row in rows):
             return None
         states = () if self._model.modulated else tuple(row.state.tobytes() for row in rows)
-        return shape, tuple((row.image_ids, row.tokens) for row in rows), states
+        return shape, tuple((row.image_ids, row.tokens) for row in rows), states, adapters and tuple(adapters)
 
     @torch.inference_mode()
     def _prepare_images(self, images: int) -> None:
@@ -211,22 +245,27 @@ class FixedShapes:
     @torch.inference_mode()
     def _prepare_shape(self, shape: Shape) -> None:
         buffers = self._make_buffers(shape)
-        self.graphs.prepare(("prefix", shape), lambda: self._run_prefix(buffers))
-        self.graphs.prepare(("step", shape), lambda: self._run_step(buffers))
+        self.graphs.prepare(("prefix", shape), lambda: self._run_prefix(buffers, NO_CHANGE))
+        self.graphs.prepare(("step", shape), lambda: self._run_step(buffers, NO_CHANGE))
+        if self._changes is not None:
+            layers = {kind: by_layer(change, lambda t: t[: shape.rows]) for kind, change in self._changes.items()}
+            change = network_change(layers)
+            self.graphs.prepare(("adapted prefix", shape), lambda: self._run_prefix(buffers, change))
+            self.graphs.prepare(("adapted step", shape), lambda: self._run_step(buffers, change))
         self._buffers[shape] = buffers
         self._last_prefix = None
 
-    def _run_prefix(self, buffers: _Buffers) -> None:
-        seen = self._model.embed_prefix(buffers.inputs, buffers.seen.cache)
+    def _run_prefix(self, buffers: _Buffers, change: NetworkChange) -> None:
+        seen = self._model.embed_prefix(replace(buffers.inputs, change=change), buffers.seen.cache)
         buffers.seen.tables.cos.copy_(seen.tables.cos)
         buffers.seen.tables.sin.copy_(seen.tables.sin)
         assert seen.key_bias is not None
         assert buffers.seen.key_bias is not None
         buffers.seen.key_bias.copy_(seen.key_bias)
 
-    def _run_step(self, buffers: _Buffers) -> None:
+    def _run_step(self, buffers: _Buffers, change: NetworkChange) -> None:
         x, rows = buffers.kept["x"], buffers.kept["condition"]
-        velocity = self._model.denoise_step(x, self._model.read_condition(rows), *buffers.seen)
+        velocity = self._model.denoise_step(x, self._model.read_condition(rows), *buffers.seen._replace(change=change))
         x.sub_(self._model.read_step_size(rows) * velocity)
 
     def _make_buffers(self, shape: Shape) -> _Buffers:
@@ -243,7 +282,9 @@ class FixedShapes:
             image_tokens=self._image_tokens[: shape.images],
         )
         keys = kept["cache"].shape[3]
-        seen = Seen(Rotation(kept["cos"], kept["sin"]), KeyValueCache(kept["cache"]), kept["bias"][..., :keys])
+        seen = Seen(
+            Rotation(kept["cos"], kept["sin"]), KeyValueCache(kept["cache"]), kept["bias"][..., :keys], NO_CHANGE
+        )
         return _Buffers(fields, staged.host, kept, inputs, seen)
 
     def _staged_fields(self, shape: Shape) -> dict[str, Field]:

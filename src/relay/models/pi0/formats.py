@@ -7,8 +7,10 @@ from typing import Literal
 
 from relay.engine.orbax import OrbaxSource
 from relay.engine.weights import INDEX_FILE, SINGLE_FILE, CheckpointError, SafetensorsSource, TensorSource
+from relay.models.pi0.jax_adapters import JaxWithLora, has_lora
 from relay.models.pi0.jax_names import from_jax
 from relay.models.pi0.lerobot import CONFIG_FILE, is_lerobot
+from relay.models.pi0.settings import SETTINGS_FILE
 
 PARAMS_FOLDER, ASSETS_FOLDER = "params", "assets"
 
@@ -45,7 +47,8 @@ def open_tensors(folder: Path, form: Format) -> TensorSource:
     """
     if form != "openpi-jax":
         return SafetensorsSource(folder)
-    return from_jax(OrbaxSource(folder / PARAMS_FOLDER))
+    source = OrbaxSource(folder / PARAMS_FOLDER)
+    return JaxWithLora(source, folder / SETTINGS_FILE) if has_lora(source) else from_jax(source)
 
 
 def _has_safetensors(folder: Path) -> bool:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from relay.engine.adapter_rows import RowChange, adapted, add_change
 from relay.models.pi0.config import TransformerSize
 
 _EPSILON = 1e-6
@@ -44,6 +45,18 @@ class Modulation(NamedTuple):
     scale: Tensor
     shift: Tensor
     gate: Tensor
+
+
+class BlockChange(NamedTuple):
+    """What adapters change about the linear layers of one block, row by row."""
+
+    qkv: RowChange | None = None
+    out: RowChange | None = None
+    gate_up: RowChange | None = None
+    down: RowChange | None = None
+
+
+UNCHANGED = BlockChange()
 
 
 class Cache(Protocol):
@@ -116,6 +129,7 @@ class GemmaBlock(nn.Module):
         layer: int,
         key_bias: Tensor | None = None,
         modulation: tuple[Modulation, Modulation] | None = None,
+        change: BlockChange = UNCHANGED,
     ) -> Tensor:
         """Attend from `x` to everything in the cache and to itself.
 
@@ -123,12 +137,13 @@ class GemmaBlock(nn.Module):
             x: (rows, tokens, width) in the compute dtype.
             key_bias: as `key_bias` makes it; None when every key may be seen.
             modulation: of the attention norm and of the MLP norm.
+            change: what each row's adapter changes.
         """
         for_attention, for_mlp = modulation or (None, None)
         between = self.between
         rows, tokens, _ = x.shape
         y = between.normalize(x, None if for_attention else self.attention_norm, for_attention)
-        q, k, v = self._project(y, tables)
+        q, k, v = self._project(y, tables, change)
         keys, values = cache.append(layer, k, v)
         # With a single key-value head, the query heads fold into the query axis: one matrix product, no repeated keys.
         attended = F.scaled_dot_product_attention(
@@ -137,19 +152,26 @@ class GemmaBlock(nn.Module):
             values,
             attn_mask=key_bias,
         ).view(rows, tokens, self.heads * self.head_dim)
-        x = between.add_gated(x, self.out(attended), for_attention)
+        x = between.add_gated(x, adapted(self.out, attended, change.out), for_attention)
         y = between.normalize(x, None if for_mlp else self.mlp_norm, for_mlp)
-        return between.add_gated(x, self.down(between.gated_gelu(self.gate_up(y))), for_mlp)
+        hidden = between.gated_gelu(adapted(self.gate_up, y, change.gate_up))
+        return between.add_gated(x, adapted(self.down, hidden, change.down), for_mlp)
 
-    def write_keys_values(self, x: Tensor, tables: Rotation, cache: Cache, layer: int) -> None:
+    def write_keys_values(
+        self, x: Tensor, tables: Rotation, cache: Cache, layer: int, change: BlockChange = UNCHANGED
+    ) -> None:
         """The prefix's last layer: of it only keys and values are ever read (exact)."""
         y = self.between.normalize(x, self.attention_norm, None)
-        k, v = F.linear(y, self.qkv.weight[self.heads * self.head_dim :]).chunk(2, -1)  # (rows, tokens, head_dim)
+        queries = self.heads * self.head_dim
+        kv = F.linear(y, self.qkv.weight[queries:])
+        if change.qkv is not None:
+            kv = add_change(kv, y, change.qkv.from_output(queries))
+        k, v = kv.chunk(2, -1)  # (rows, tokens, head_dim)
         cache.append(layer, self.between.rotate(k[:, :, None], tables)[:, :, 0], v)
 
-    def _project(self, y: Tensor, tables: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, y: Tensor, tables: Rotation, change: BlockChange) -> tuple[Tensor, Tensor, Tensor]:
         rows, tokens, _ = y.shape
-        qkv = self.qkv(y).view(rows, tokens, self.heads + 2, self.head_dim)
+        qkv = adapted(self.qkv, y, change.qkv).view(rows, tokens, self.heads + 2, self.head_dim)
         qk = self.between.rotate(qkv[:, :, :-1], tables)  # queries and the key together
         return qk[:, :, :-1], qk[:, :, -1], qkv[:, :, -1]
 

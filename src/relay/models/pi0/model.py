@@ -9,18 +9,22 @@ Knows nothing of observations, prompts, robots or units: it takes resized frames
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from relay.engine.adapter_rows import RowChange, adapted, add_change
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.gemma import (
+    UNCHANGED,
     Between,
+    BlockChange,
     Cache,
     GemmaBlock,
     KeyValueCache,
@@ -54,6 +58,8 @@ class Inputs:
         num_steps: denoising steps of each row.
         state: (rows, action_dim) float32, normalized and padded; π0 only.
         image_tokens: (n, tokens, width): what the vision tower made of the images, where that is known already.
+        change: what the rows' adapters change.
+        step_tables: for each row what the expert is told at each step, where adapters change that; else the network's.
     """
 
     images: Tensor
@@ -63,14 +69,41 @@ class Inputs:
     num_steps: Sequence[int]
     state: Tensor | None = None
     image_tokens: Tensor | None = None
+    change: NetworkChange | None = None
+    step_tables: Sequence[StepTable] | None = None
 
 
 class Seen(NamedTuple):
-    """What the denoising steps know of an observation: the action tokens' rotary tables, the cache, the key bias."""
+    """What the denoising steps know of an observation: the action tokens' rotary tables, the cache, the key bias.
+
+    And what adapters change.
+    """
 
     tables: Rotation
     cache: KeyValueCache
     key_bias: Tensor | None
+    change: NetworkChange
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkChange:
+    """What adapters change, row by row; vision and time are not here: an adapter that changes those has its own.
+
+    Attributes:
+        language, expert: for each block; empty where no row changes any.
+        action_time_in: of its action half.
+    """
+
+    language: Sequence[BlockChange] = ()
+    expert: Sequence[BlockChange] = ()
+    action_in: RowChange | None = None
+    action_out: RowChange | None = None
+    state_in: RowChange | None = None
+    action_time_in: RowChange | None = None
+    action_time_out: RowChange | None = None
+
+
+NO_CHANGE = NetworkChange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +158,15 @@ class Pi0(nn.Module):
         self._step_tables.clear()
         return self
 
+    def with_parameters(self, changed: Mapping[str, Tensor]) -> Pi0:
+        """A network with other values for some parameters, by name, which shares all others with this one."""
+        shared: dict[int, Any] = {id(parameter): parameter for parameter in self.parameters()}
+        other = copy.deepcopy(self, {**shared, id(self._step_tables): {}})
+        for name, value in changed.items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(other.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
+        return other
+
     def run_between(self, between: Between) -> None:
         """Choose what runs between the matrix products of both transformers."""
         for block in (*self.language, *self.expert):
@@ -136,7 +178,7 @@ class Pi0(nn.Module):
         rows, prefix = inputs.layout.index.shape
         seen = self.embed_prefix(inputs, self.new_cache(rows, prefix))
         x = inputs.noise
-        for condition, step_size in self.schedule(inputs.num_steps):
+        for condition, step_size in self.schedule(inputs.num_steps, inputs.step_tables):
             velocity = self.denoise_step(x, condition, *seen)
             x = x - step_size * velocity  # the integrator's state is float32 whatever the weights are
         return x
@@ -166,15 +208,16 @@ class Pi0(nn.Module):
         image_tokens = self.vision(inputs.images) if inputs.image_tokens is None else inputs.image_tokens
         embedded = self.embed_tokens(image_tokens, inputs.tokens, layout)
         cache.start = 0
-        self.run_prefix(embedded, tables.at(0, prefix), cache, None if bias is None else bias[..., :prefix])
+        change = inputs.change or NO_CHANGE
+        self.run_prefix(embedded, tables.at(0, prefix), cache, None if bias is None else bias[..., :prefix], change)
         cache.start = prefix
         if not self.modulated:
             # The state token sees neither actions nor time, so its keys and values serve every step (exact).
             assert inputs.state is not None
             so_far = None if bias is None else bias[..., : prefix + 1]
-            self.embed_state(inputs.state, tables.at(prefix, prefix + 1), cache, so_far)
+            self.embed_state(inputs.state, tables.at(prefix, prefix + 1), cache, so_far, change)
             cache.start = prefix + 1
-        return Seen(tables.at(cache.start, prefix + suffix), cache, bias)
+        return Seen(tables.at(cache.start, prefix + suffix), cache, bias, change)
 
     def embed_tokens(self, image_tokens: Tensor, tokens: Tensor, layout: PrefixLayout) -> Tensor:
         """Lay image and prompt tokens out in rows, (rows, prefix, width); image tokens are not scaled, prompts are."""
@@ -183,41 +226,67 @@ class Pi0(nn.Module):
         pool = torch.cat((image_tokens.reshape(-1, width), prompt))
         return pool.index_select(0, layout.index.flatten()).view(*layout.index.shape, width)
 
-    def run_prefix(self, x: Tensor, tables: Rotation, cache: Cache, key_bias: Tensor | None) -> Tensor:
+    def run_prefix(
+        self, x: Tensor, tables: Rotation, cache: Cache, key_bias: Tensor | None, change: NetworkChange = NO_CHANGE
+    ) -> Tensor:
         """Fill the cache from embedded tokens; returns what enters the last layer, of which only K and V are used."""
         *blocks, last = cast("list[GemmaBlock]", list(self.language))
+        changes = change.language or [UNCHANGED] * len(self.language)
         for layer, block in enumerate(blocks):
-            x = block(x, tables, cache, layer, key_bias)
-        last.write_keys_values(x, tables, cache, len(blocks))
+            x = block(x, tables, cache, layer, key_bias, change=changes[layer])
+        last.write_keys_values(x, tables, cache, len(blocks), changes[-1])
         return x
 
-    def embed_state(self, state: Tensor, tables: Rotation, cache: Cache, key_bias: Tensor | None) -> None:
+    def embed_state(
+        self,
+        state: Tensor,
+        tables: Rotation,
+        cache: Cache,
+        key_bias: Tensor | None,
+        change: NetworkChange = NO_CHANGE,
+    ) -> None:
         """π0's state token, (rows, action_dim) float32 in: only its keys and values matter."""
-        x = self.state_in(state)[:, None].to(self.token_embedding.dtype)  # (rows, 1, width)
+        x = adapted(self.state_in, state[:, None], change.state_in)  # (rows, 1, width)
+        x = x.to(self.token_embedding.dtype)
+        changes = change.expert or [UNCHANGED] * len(self.expert)
         for layer, block in enumerate(self.expert):
-            x = block(x, tables, cache, layer, key_bias)
+            x = block(x, tables, cache, layer, key_bias, change=changes[layer])
 
     def denoise_step(
-        self, x: Tensor, condition: StepCondition, tables: Rotation, cache: Cache, key_bias: Tensor | None
+        self,
+        x: Tensor,
+        condition: StepCondition,
+        tables: Rotation,
+        cache: Cache,
+        key_bias: Tensor | None,
+        change: NetworkChange = NO_CHANGE,
     ) -> Tensor:
         """The velocity at `x` (rows, horizon, action_dim) float32, same shape and dtype."""
+        h = adapted(self.action_in, x, change.action_in)  # (rows, horizon, width)
         if condition.vector is not None:
-            half = self.action_time_in.weight[:, : self.config.expert.width]
-            hidden = F.silu(F.linear(self.action_in(x), half) + condition.vector)
-            h = self.action_time_out(hidden)  # (rows, horizon, width)
-        else:
-            h = self.action_in(x)  # (rows, horizon, width)
+            mixed = F.linear(h, self.action_time_in.weight[:, : self.config.expert.width])
+            if change.action_time_in is not None:
+                mixed = add_change(mixed, h, change.action_time_in)
+            h = adapted(self.action_time_out, F.silu(mixed + condition.vector), change.action_time_out)
         h = h.to(self.token_embedding.dtype)
+        modulations = condition.blocks or [None] * len(self.expert)
+        changes = change.expert or [UNCHANGED] * len(self.expert)
         for layer, block in enumerate(self.expert):
-            h = block(h, tables, cache, layer, key_bias, condition.blocks[layer] if condition.blocks else None)
+            h = block(h, tables, cache, layer, key_bias, modulations[layer], changes[layer])
         h = normalize(h, None if condition.final else self.expert_norm, condition.final)
-        return self.action_out(h.float())
+        return adapted(self.action_out, h.float(), change.action_out)
 
-    def schedule(self, num_steps: Sequence[int]) -> list[tuple[StepCondition, float | Tensor]]:
-        """Condition and step size of every denoising step; rows that need fewer steps stand still at the end."""
-        if len(set(num_steps)) == 1:
-            return [(condition, 1 / num_steps[0]) for condition in self.step_table(num_steps[0]).conditions]
-        tables = [self.step_table(steps) for steps in num_steps]
+    def schedule(
+        self, num_steps: Sequence[int], own: Sequence[StepTable] | None = None
+    ) -> list[tuple[StepCondition, float | Tensor]]:
+        """Condition and step size of every denoising step; rows that need fewer steps stand still at the end.
+
+        Args:
+            own: the tables of rows whose adapters change what the expert is told.
+        """
+        tables = [self.step_table(steps) for steps in num_steps] if own is None else own
+        if all(table is tables[0] for table in tables):
+            return [(condition, 1 / num_steps[0]) for condition in tables[0].conditions]
         rows = (torch.stack([t.rows[min(step, t.steps)] for t in tables]) for step in range(max(num_steps)))
         return [(self.read_condition(row), self.read_step_size(row)) for row in rows]
 

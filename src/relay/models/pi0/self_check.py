@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from relay.models.pi0.assemble import assemble
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.fixed_shapes import FixedShapes
 from relay.models.pi0.model import Pi0
+from relay.models.pi0.resident import ResidentAdapters
 from relay.models.pi0.transforms import Pi0Prepared
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
@@ -37,16 +40,26 @@ def check_batch(config: Pi0Config, count: int, seed: int = 0) -> tuple[list[Pi0P
     return rows, torch.from_numpy(noise)
 
 
-def fixed_distance(fixed: FixedShapes, model: Pi0) -> float:
+def fixed_distance(fixed: FixedShapes, model: Pi0, resident: ResidentAdapters | None = None) -> float:
     """Largest difference of the fixed shapes' actions from the plain ones, in units of the latter's deviation.
 
-    A full batch, a single row and the full batch again, so that what a batch leaves in the buffers would show.
+    A full batch, a single row and the full batch again, so that what a batch leaves in the buffers would show; and with
+    adapters, if there are `resident` ones, a full batch with as many as the device holds and none.
     """
     largest = fixed.plan.largest.rows
+    batches = [check_batch(model.config, count, seed) for count, seed in ((largest, 0), (1, 1), (largest, 0))]
+    if resident is not None and (some := resident.sample()):
+        rows, noise = check_batch(model.config, largest)
+        adapters = [*some, None]
+        mixed = [replace(row, adapter=adapters[i % len(adapters)]) for i, row in enumerate(rows)]
+        batches[2:2] = [(mixed, noise)]
     distances: list[float] = []
-    for count, seed in ((largest, 0), (1, 1), (largest, 0)):
-        rows, noise = check_batch(model.config, count, seed)
-        plain = model.sample_actions(assemble(model, rows, noise)).cpu()
+    for rows, noise in batches:
+        network, inputs = model, assemble(model, rows, noise)
+        if resident is not None:
+            images = [len(row.images) for row in rows]
+            network, inputs = resident.apply(inputs, [row.adapter for row in rows], images)
+        plain = network.sample_actions(inputs).cpu()
         actions = fixed.sample(rows, noise)
         if actions is not None:  # None where the memory was spent before this shape
             distances.append(float((actions - plain).abs().max() / plain.std()))

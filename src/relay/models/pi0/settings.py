@@ -32,6 +32,8 @@ KEYS: dict[str, type] = {
     "asset_id": str,
     "robot": str,
     "metadata": dict,
+    "lora_alpha": dict,
+    "rslora": bool,
 }
 """Every key `relay.json` may have, and its type."""
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from relay.engine.base import Note
 from relay.engine.frames import Decode, read_frame, resize_with_pad
+from relay.models.pi0.adapters import Pi0Adapter
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.tokenizer import Prompt, PromptTokenizer
 from relay.models.pi0.units import RobotUnits, to_model_format
@@ -42,6 +43,7 @@ class Pi0Prepared:
         image_ids: of each image a digest of the file it came as, by which it is known again; else empty.
         notes: what the caller should know.
         ignored: keys of the observation that mean nothing to this policy.
+        adapter: the adapter to run it with.
     """
 
     images: NDArray[np.uint8]
@@ -52,6 +54,7 @@ class Pi0Prepared:
     image_ids: tuple[bytes, ...] = ()
     notes: tuple[Note, ...] = ()
     ignored: tuple[str, ...] = ()
+    adapter: Pi0Adapter | None = None
 
 
 def prepare(

@@ -27,8 +27,8 @@ _LANGUAGE = _PALIGEMMA + "model.language_model."
 _EXPERT = "paligemma_with_expert.gemma_expert.model."
 
 _EMBEDDING = _LANGUAGE + "embed_tokens.weight"
-_TIED_HEAD = _PALIGEMMA + "lm_head.weight"
-_UNUSED = (
+TIED_HEAD = _PALIGEMMA + "lm_head.weight"
+UNUSED = (
     _LANGUAGE + "norm.weight",  # the prefix's final norm: action sampling reads keys and values only
     "paligemma_with_expert.gemma_expert.lm_head.weight",  # never set by openpi's converter: random
 )
@@ -88,7 +88,7 @@ def do_not_fit(family: str, problems: Sequence[str]) -> str:
 
 def ignored_names(names: Collection[str]) -> list[str]:
     """The stored names of tensors that are known and of no use to action sampling."""
-    read = {stored for name, stored in canonical_names(names).items() if name not in _UNUSED}
+    read = {stored for name, stored in canonical_names(names).items() if name not in UNUSED}
     return [name for name in names if name not in read]
 
 
@@ -99,7 +99,7 @@ def checkpoint_shapes(config: Pi0Config) -> dict[str, tuple[int, ...]]:
     return {
         name: tuple(part.shape)
         for packed in packing(config)
-        for name, part in zip(packed.sources, _split(parameters[packed.name], packed), strict=True)
+        for name, part in zip(packed.sources, split(parameters[packed.name], packed), strict=True)
     }
 
 
@@ -112,13 +112,13 @@ def find_problems(config: Pi0Config, shapes: Mapping[str, tuple[int, ...]]) -> l
         for name, shape in expected.items()
         if name in stored and shapes[stored[name]] != shape
     ]
-    unknown = sorted(stored.keys() - expected.keys() - set(_UNUSED))
+    unknown = sorted(stored.keys() - expected.keys() - set(UNUSED))
     adapters = [name for name in unknown if "lora_" in name.lower()]
     problems += [f"unknown: {name}" for name in unknown if name not in adapters]
     if adapters:
         problems.append(
-            f"adapter: {adapters[0]} and {len(adapters) - 1} more LoRA tensors, which cannot be loaded yet; "
-            "take a checkpoint in which they are merged into the weights"
+            f"adapter: {adapters[0]} and {len(adapters) - 1} more LoRA tensors; serve the adapter with --adapter "
+            "NAME=DIR beside its base, or take a checkpoint in which it is merged into the weights"
         )
     return sorted(problems)
 
@@ -138,7 +138,7 @@ def _read(
     if len(packed.sources) == 1:
         return _read_float(source, stored[packed.sources[0]]).to(device, empty.dtype)
     whole = torch.empty(empty.shape, dtype=empty.dtype, device=device)
-    for name, place in zip(packed.sources, _split(whole, packed), strict=True):
+    for name, place in zip(packed.sources, split(whole, packed), strict=True):
         place.copy_(_read_float(source, stored[name]))
     return whole
 
@@ -155,7 +155,7 @@ def save_weights(model: Pi0, dtype: torch.dtype) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
     tensors = {_LANGUAGE + "norm.weight": torch.zeros(model.config.language.width, dtype=dtype)}
     for packed in packing(model.config):
-        for name, part in zip(packed.sources, _split(parameters[packed.name].detach(), packed), strict=True):
+        for name, part in zip(packed.sources, split(parameters[packed.name].detach(), packed), strict=True):
             tensors[name] = part.to(dtype).contiguous().clone()
     return tensors
 
@@ -175,7 +175,7 @@ def canonical_names(names: Iterable[str]) -> dict[str, str]:
         if plain in stored:
             raise CheckpointError(f"the checkpoint holds {plain} twice, once as model.{plain}")
         stored[plain] = name
-    head = stored.pop(_TIED_HEAD, None)
+    head = stored.pop(TIED_HEAD, None)
     if head is not None:
         stored.setdefault(_EMBEDDING, head)
     return stored
@@ -305,7 +305,7 @@ def _blocks(ours: str, theirs: str, size: TransformerSize, config: Pi0Config, *,
         yield Packed(block + "down.weight", (layer + "mlp.down_proj.weight",))
 
 
-def _split(tensor: Tensor, packed: Packed) -> tuple[Tensor, ...]:
+def split(tensor: Tensor, packed: Packed) -> tuple[Tensor, ...]:
     """Views of `tensor` that correspond to each source."""
     if packed.join == "stack":
         return tensor.unbind(0)
