@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.protocol.errors import ObservationError
+from relay.protocol.numbers import as_numbers
 from relay.protocol.wording import quoted, shown
 from relay.robots import aloha
 from relay.robots.frames import FORMS, Frame, expected, read_frame
@@ -261,11 +262,8 @@ class RobotProfile:
         key = one_of(part.keys, came)
         if key is None:
             raise ObservationError(self._missing(part, came))
-        try:
-            values = np.asarray(came[key])
-        except ValueError:  # a ragged list
-            values = np.empty(0, object)
-        if values.dtype.kind not in "iuf":
+        values = as_numbers(came[key])
+        if values is None or values.dtype.kind == "b":
             raise ObservationError(f"{quoted(key)}: expected {_numbers(count)}, got {shown(came[key])}")
         if values.size != count or any(axis != 1 for axis in values.shape[:-1]):
             what = f"{len(values)} values" if values.ndim == 1 else f"shape {values.shape}"
@@ -278,7 +276,7 @@ class RobotProfile:
 
     def _missing(self, part: StatePart, came: Mapping[str, Any]) -> str:
         wanted = part.keys[0]
-        others = [key for key in came if key not in self._known and key not in PROMPT_KEYS]
+        others = [key for key in came if key not in self._known and key not in PROMPT_KEYS][:_COMPARED]
         near = get_close_matches(wanted, others, n=1)
         hint = f"; {quoted(near[0])} is not a key of {self.name}, did you mean {wanted!r}?" if near else ""
         return f"{wanted!r} is missing{hint}; it has {_numbers(len(part.names))}: {', '.join(part.names)}"
@@ -292,6 +290,10 @@ class RobotProfile:
             and key not in used
             and not (isinstance(value, Mapping) and all(f"{key}/{inner}" in used for inner in value))
         )
+
+
+_COMPARED = 64
+"""Keys among which the nearest to a missing one is looked for; each comparison takes time."""
 
 
 def _check(profile: RobotProfile) -> None:

@@ -143,7 +143,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"state": [[0], [0, 0]]}, "state: expected 4 numbers"),
     (
         {"prompt": None, "tokenized_prompt": [[1], [2, 3]], "tokenized_prompt_mask": np.array([True])},
-        "got ragged lists",
+        "expected one dimension of numbers or bools, got a list of 2",
     ),
     ({"state": np.array([0, np.nan, 0, 0])}, r"state\[1\] is nan"),
     ({"state": np.array([0, 0, np.inf, 0])}, r"state\[2\] is inf"),

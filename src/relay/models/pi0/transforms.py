@@ -25,6 +25,7 @@ from relay.protocol.errors import ObservationError
 from relay.protocol.images import decode_frame, decoded_bytes
 from relay.protocol.limits import MAX_DECODED_BYTES, MAX_PROMPT_BYTES
 from relay.protocol.messages import Observation, Options
+from relay.protocol.numbers import as_numbers
 
 _KEYS = ("image", "image_mask", "state", "prompt", "tokenized_prompt", "tokenized_prompt_mask")
 _OTHER_IMAGE_KEYS = ("images", "observation/", "observation.images", "video")
@@ -163,11 +164,8 @@ def _read_state(observation: Observation, config: Pi0Config) -> NDArray[np.float
     real, padded = config.state_dim, config.action_dim
     if "state" not in observation:
         raise ObservationError(_missing("state", observation) + f"; it has {real} values, normalized")
-    try:
-        values = np.asarray(observation["state"])
-    except ValueError:  # a ragged list
-        values = np.empty(0, object)
-    if values.dtype.kind not in "iuf":
+    values = as_numbers(observation["state"])
+    if values is None or values.dtype.kind == "b":
         raise ObservationError(f"state: expected {real} numbers, got {_describe(observation['state'])}")
     state = values.astype(np.float32)
     widths = f"{real}" if real == padded else f"{real} values, or {padded} padded with zeros after normalizing"
@@ -222,11 +220,11 @@ def _read_tokens(observation: Observation, config: Pi0Config) -> Prompt:
     for key in ("tokenized_prompt", "tokenized_prompt_mask"):
         if key not in observation:
             raise ObservationError(f"{key} is missing; tokenized_prompt and tokenized_prompt_mask come together")
-    try:
-        tokens = np.asarray(observation["tokenized_prompt"])
-        mask = np.asarray(observation["tokenized_prompt_mask"])
-    except ValueError:
-        raise ObservationError("tokenized_prompt or its mask: expected one dimension, got ragged lists") from None
+    tokens = as_numbers(observation["tokenized_prompt"])
+    mask = as_numbers(observation["tokenized_prompt_mask"])
+    if tokens is None or mask is None:
+        kind = _describe(observation["tokenized_prompt" if tokens is None else "tokenized_prompt_mask"])
+        raise ObservationError(f"tokenized_prompt or its mask: expected one dimension of numbers or bools, got {kind}")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or len(tokens) > config.max_token_len:
         raise ObservationError(
             f"tokenized_prompt: expected at most {config.max_token_len} integers in one dimension, "
@@ -255,10 +253,14 @@ def _check_options(options: Options, config: Pi0Config) -> int:
 
 
 def _missing(key: str, observation: Observation) -> str:
-    known = [name for name in observation if isinstance(name, str) and name not in _KEYS]
+    known = [name for name in observation if isinstance(name, str) and name not in _KEYS][:_COMPARED]
     near = get_close_matches(key, known, n=1)
     came = f"; {near[0]!r} is not a key of this policy, did you mean {key!r}?" if near else ""
     return f"{key!r} is missing{came}"
+
+
+_COMPARED = 64
+"""Keys among which the nearest to a missing one is looked for; each comparison takes time."""
 
 
 def _nearest(name: Any, known: tuple[str, ...]) -> str:
