@@ -15,13 +15,15 @@ import msgpack
 import numpy as np
 import pytest
 from tiny_servers import ACTIONS, METADATA, VLLM_METADATA, Behaviour, FakeConnection, LoopbackServers
-from websockets.asyncio.server import ServerConnection
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+from websockets.http11 import Response
 from websockets.version import version
 
 import relay
 from relay.client import async_connection
-from relay.client.connection import MAX_UNASKED, Greeting, open_websocket
+from relay.client.connection import MAX_UNASKED, Greeting, open_websocket, redirected
 from relay.client.conversation import Conversation
 from relay.client.exchange import LONGEST_NOTE, MAX_NOTES, as_openpi_map, error_text
 from relay.protocol.images import Codec
@@ -335,3 +337,32 @@ async def test_a_large_observation_is_not_taken_for_pongs(servers: LoopbackServe
     async with relay.AsyncPolicy(servers.start(slow_reader)) as policy:
         answers = await asyncio.gather(*(policy.infer({"blob": bytes(20_000_000)}) for _ in range(3)))
     assert len(answers) == 3
+
+
+@pytest.mark.parametrize(
+    "location", ["ws://[::1", "ws://127.0.0.1:99999/", "ws://127.0.0.1:" + "9" * 5_000, "HTTPS://[", "ftp://127.0.0.1/"]
+)
+def test_a_redirect_to_what_is_no_address_is_refused_as_such(location: str) -> None:
+    moved = InvalidStatus(Response(302, "Found", Headers({"Location": location}), b""))
+    with pytest.raises(InvalidURI):
+        redirected("ws://127.0.0.1:8000", {}, moved)
+
+
+def test_a_redirects_scheme_may_be_in_capitals() -> None:
+    moved = InvalidStatus(Response(302, "Found", Headers({"Location": "HTTPS://127.0.0.1:8001/a"}), b""))
+    assert redirected("ws://127.0.0.1:8000", {"X-Key": "secret"}, moved) == ("wss://127.0.0.1:8001/a", {})
+
+
+async def test_a_reply_in_too_many_fragments_closes_the_connection_for_every_call() -> None:
+    async def answer(websocket: ServerConnection) -> None:
+        await websocket.send(pack({}))
+        async for _ in websocket:
+            with suppress(ConnectionClosed):
+                await websocket.send([b"x"] * 5_000)
+
+    async with serve(answer, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with relay.AsyncPolicy(f"ws://127.0.0.1:{port}") as policy:
+            for _ in range(2):
+                with pytest.raises((ConnectionClosed, RuntimeError)):
+                    await policy.infer({"state": np.zeros(2, np.float32)})

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Final, NoReturn
 
-from websockets.uri import parse_uri
+from websockets.exceptions import InvalidURI
+from websockets.uri import WebSocketURI, parse_uri
 
 LONGEST_PROXY_ANSWER: Final = 16 * 1024
 
@@ -185,7 +186,7 @@ def shown(url: str) -> str:
 
 def _trusting(ca_file: str, url: str) -> ssl.SSLContext:
     """A context that verifies names and certificates, and trusts the file's instead of the system's."""
-    if not parse_uri(url).secure:
+    if not address_of(url).secure:
         raise ValueError(f"ca_file is given, but {shown(url)} is not encrypted: connect to wss://")
     try:
         return ssl.create_default_context(cafile=ca_file)
@@ -193,3 +194,15 @@ def _trusting(ca_file: str, url: str) -> ssl.SSLContext:
         raise ValueError(f"ca_file {ca_file} holds no certificate in PEM form: {error.reason}") from error
     except OSError as error:
         raise type(error)(error.errno, f"ca_file: {error.strerror}", ca_file) from None
+
+
+def address_of(url: str) -> WebSocketURI:
+    """A URL in its parts.
+
+    Raises:
+        InvalidURI: it is none; the library lets some faults through as they come, such as a port out of range.
+    """
+    try:
+        return parse_uri(url)
+    except ValueError as error:
+        raise InvalidURI(url, str(error)) from None

@@ -18,9 +18,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
-from websockets.uri import parse_uri
 
-from relay.client.access import DIRECT, Access, Proxy, explained, shown
+from relay.client.access import DIRECT, Access, Proxy, address_of, explained, shown
 from relay.client.cold_start import Waiting
 from relay.client.connection import (
     HANDSHAKE_TIMEOUT_S,
@@ -184,8 +183,8 @@ class AsyncWebSocketConnection:
                 self._late += 1
                 said = f": {clipped(message)}" if isinstance(message, str) else ""
                 logger.warning("dropped a reply that came after its request had been given up%s", said)
-        except ConnectionClosed:
-            pass
+        except (ConnectionClosed, AssertionError):
+            pass  # the second is the library's own, where it cut off a message of too many fragments
         finally:
             self._lost = True
             for reply in self._replies:
@@ -202,8 +201,9 @@ class AsyncWebSocketConnection:
         return message
 
     async def _raise_closed(self) -> NoReturn:
-        await self._receive()
-        raise AssertionError("a lost connection has nothing to receive")
+        await self._websocket.wait_closed()
+        error = self._websocket.protocol.close_exc
+        raise error from (self._why_cut or error.__cause__)
 
     async def _watch(self) -> None:
         """Ping the peer and cut the connection when it is silent; `WebSocketConnection` says why not the library."""
@@ -272,7 +272,7 @@ async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting, acces
 
 async def _upgrade(url: str, headers: Mapping[str, str], deadline: float, access: Access) -> ClientConnection:
     """TCP, TLS and the opening handshake on a socket of our own: no environment proxies, no redirects followed."""
-    address = parse_uri(url)
+    address = address_of(url)
     if access.proxy is None:
         sock = await _within(remaining(deadline), _connected_socket(address.host, address.port))
     else:

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, NoReturn, Protocol, cast
 
-from websockets.exceptions import ConnectionClosed, InvalidStatus, SecurityError
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, SecurityError
 from websockets.http11 import Response
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
-from websockets.uri import parse_uri
 
-from relay.client.access import DIRECT, Access, Proxy, explained, shown
+from relay.client.access import DIRECT, Access, Proxy, address_of, explained, shown
 from relay.client.tls_socket import TurnTakingSocket
 from relay.protocol.limits import (
     CLOSE_TIMEOUT_S,
@@ -302,7 +301,7 @@ def too_many_redirects(url: str) -> SecurityError:
 
 def upgrade_options(url: str, headers: Mapping[str, str], access: Access) -> dict[str, Any]:
     """What both of `websockets`' clients are told, besides URL, socket and time."""
-    trust = {"ssl": access.tls} if access.tls is not None and parse_uri(url).secure else {}
+    trust = {"ssl": access.tls} if access.tls is not None and address_of(url).secure else {}
     return {
         **trust,
         "subprotocols": [Subprotocol(SUBPROTOCOL)],
@@ -334,7 +333,7 @@ def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None, acces
 
     With a socket given, every release from 13 to 17 leaves environment proxies alone and follows no redirect.
     """
-    address = parse_uri(url)
+    address = address_of(url)
     sock = _connected_socket(address.host, address.port, deadline, access.proxy)
     try:
         sock.settimeout(None)
@@ -391,15 +390,22 @@ def _redirect_target(url: str, error: BaseException) -> str | None:
             location = status.response.headers.get("Location")
             if location is None:
                 return None
-            target = urllib.parse.urljoin(url, location)
-            if target.startswith("http"):
-                target = "ws" + target.removeprefix("http")
-            if parse_uri(url).secure and not parse_uri(target).secure:
+            target = _joined(url, location)
+            if address_of(url).secure and not address_of(target).secure:
                 raise SecurityError(f"refused a redirect from wss to {shown(target)}") from status
             return target
     return None
 
 
+def _joined(url: str, location: str) -> str:
+    try:
+        scheme, colon, rest = urllib.parse.urljoin(url, location).partition(":")
+    except ValueError as error:
+        raise InvalidURI(location, str(error)) from None
+    scheme = scheme.lower()
+    return {"http": "ws", "https": "wss"}.get(scheme, scheme) + colon + rest
+
+
 def _origin(url: str) -> tuple[bool, str, int]:
-    address = parse_uri(url)
+    address = address_of(url)
     return address.secure, address.host, address.port

@@ -166,7 +166,7 @@ def _max_payload(greeting: Greeting, metadata: Mapping[str, Any]) -> int:
         return MAX_MESSAGE_BYTES
     try:
         limit = 0 if isinstance(stated, bool) else int(cast(Any, stated))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         limit = 0
     if limit <= 0:
         logger.warning(
