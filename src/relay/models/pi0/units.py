@@ -19,6 +19,7 @@ from relay.engine.base import Note
 from relay.engine.normalization import Normalization
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Observation
+from relay.robots.keys import PROMPT_KEYS
 from relay.robots.profile import RobotProfile
 
 _VLLM_CAMERA = "observation.images."
@@ -56,7 +57,7 @@ class RobotUnits:
     def to_model(self, observation: Observation) -> ModelFormat:
         """Raises `ObservationError` for what is not this robot's observation."""
         reading = self.profile.read(observation)
-        rest = {key: value for key, value in observation.items() if key in _SHARED_KEYS}
+        rest = {key: value for key, value in observation.items() if key in PROMPT_KEYS}
         outside = self.normalization.outside(reading.state, self.profile.state_names)
         return ModelFormat(
             {"image": reading.frames, **rest},
@@ -64,7 +65,7 @@ class RobotUnits:
             robot_state=reading.state,
             slots={camera: repr(key) for camera, key in reading.keys.items()},
             notes=(Note(outside, about="state outside the trained range"),) if outside else (),
-            ignored=tuple(key for key in reading.ignored if key not in _SHARED_KEYS),
+            ignored=reading.ignored,
         )
 
     def to_robot(self, actions: NDArray[np.float32], robot_state: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -135,4 +136,3 @@ def _from_vllm(observation: Observation) -> Observation:
 
 
 _ROBOT_KEYS = ("observation/", _VLLM_CAMERA)
-_SHARED_KEYS = ("prompt", "tokenized_prompt", "tokenized_prompt_mask", "image_mask")
