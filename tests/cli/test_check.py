@@ -250,6 +250,15 @@ class TestPreview:
         rows = section(capsys, droid(tmp_path), "What the model sees: frames", *DROID)
         assert [row["frame"] for row in rows] == ["test card", "test card", "masked"]
 
+    @pytest.mark.parametrize("state", [(), ("--state", "0,0,0,0,0,0,0,1")], ids=["a neutral state", "a robot's state"])
+    def test_a_robot_may_have_a_key_image_of_its_own(
+        self, state: tuple[str, ...], tmp_path: Path, capsys: Capture
+    ) -> None:
+        write_json(tmp_path / "arm.yaml", {"base": "droid", "cameras": {"base_0_rgb": "image/front"}})
+        options = (*DROID, "--robot", str(tmp_path / "arm.yaml"), *state)
+        rows = section(capsys, droid(tmp_path), "What the model sees: frames", *options)
+        assert [row["frame"] for row in rows] == ["test card", "masked", "masked"]
+
 
 class TestWritingSettings:
     """`--write`."""
