@@ -128,6 +128,11 @@ def test_the_robots_actions_are_told(tmp_path: Path, capsys: Capture) -> None:
     assert rows[7]["gripper"] == "closed 1, open 0"
 
 
+def test_a_unit_is_told_with_its_scale(tmp_path: Path, capsys: Capture) -> None:
+    rows = section(capsys, droid(tmp_path), "Robot: actions", *DROID)
+    assert [row["unit"] for row in rows] == ["3 rad/s"] * 7 + [load_profile("droid").actions[7].unit]
+
+
 class TestProblems:
     """Why a folder would not start."""
 
@@ -204,9 +209,13 @@ class TestPreview:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            (("--state", "1,2"), "problem: --state has 2 values; droid expects 8: joint_1"),
-            (("--frame", "a.png", "b.png", "c.png"), "problem: 3 frames for 2 cameras: base_0_rgb, left_wrist_0_rgb"),
-            (("--frame", "text.png"), "problem: image['base_0_rgb'] begins with the bytes"),
+            (("--state", "1,2"), "sample does not fit: --state has 2 values; droid expects 8: joint_1"),
+            (
+                ("--frame", "a.png", "b.png", "c.png"),
+                "sample does not fit: 3 frames for 2 cameras: base_0_rgb, left_wrist_0_rgb",
+            ),
+            (("--prompt", ""), "sample does not fit: prompt is empty"),
+            (("--frame", "text.png"), "sample does not fit: image['base_0_rgb'] begins with the bytes"),
         ],
     )
     def test_a_sample_that_does_not_fit_is_refused(
@@ -216,9 +225,11 @@ class TestPreview:
         for name in ("a.png", "b.png", "c.png"):
             Image.new("RGB", (4, 4)).save(name)
         Path("text.png").write_text("no picture")
-        code, told = check(capsys, droid(tmp_path), *DROID, *options)
-        assert code == 1
+        code, told = check(capsys, droid(tmp_path), *DROID, *options, "--write")
+        assert code == 2
         assert text in told
+        assert "no problems: relay serve pi05 would start" in told
+        assert "wrote" in told
 
     @pytest.mark.parametrize(
         ("options", "text"),
@@ -250,6 +261,15 @@ class TestPreview:
         rows = section(capsys, droid(tmp_path), "What the model sees: frames", *DROID)
         assert [row["frame"] for row in rows] == ["test card", "test card", "masked"]
 
+    @pytest.mark.parametrize("state", [(), ("--state", "0,0,0,0,0,0,0,1")], ids=["a neutral state", "a robot's state"])
+    def test_a_robot_may_have_a_key_image_of_its_own(
+        self, state: tuple[str, ...], tmp_path: Path, capsys: Capture
+    ) -> None:
+        write_json(tmp_path / "arm.yaml", {"base": "droid", "cameras": {"base_0_rgb": "image/front"}})
+        options = (*DROID, "--robot", str(tmp_path / "arm.yaml"), *state)
+        rows = section(capsys, droid(tmp_path), "What the model sees: frames", *options)
+        assert [row["frame"] for row in rows] == ["test card", "masked", "masked"]
+
 
 class TestWritingSettings:
     """`--write`."""
@@ -258,7 +278,7 @@ class TestWritingSettings:
         folder = droid(tmp_path, settings={})
         change_json(folder / "config.json", "paligemma_variant", value="none")
         write_json(folder / "relay.json", TINY)
-        assert check(capsys, folder, *DROID, "--write", "--force")[0] == 0
+        assert check(capsys, folder, *DROID, "--write")[0] == 0
         code, told = check(capsys, folder)
         assert code == 0
         assert "vision_heads     2         relay.json" in told
@@ -278,8 +298,30 @@ class TestWritingSettings:
         before = (folder / "relay.json").read_text()
         code, told = check(capsys, folder, *DROID, "--robot", "droid-jointpos", "--write")
         assert code == 2
-        assert "relay.json is there and says something else: changes robot; lacks model" in told
+        assert "relay.json is there and says something else: changes robot; --force" in told
         assert (folder / "relay.json").read_text() == before
+
+    @pytest.mark.parametrize(
+        ("place", "stored"), [("folder/arm.yaml", "arm.yaml"), ("arm.yaml", "{}/arm.yaml")], ids=["inside", "outside"]
+    )
+    def test_a_profiles_file_is_stored_so_that_it_is_found(
+        self, place: str, stored: str, tmp_path: Path, capsys: Capture
+    ) -> None:
+        folder = droid(tmp_path / "folder")
+        write_json(tmp_path / place, {"base": "droid"})
+        robot = str(tmp_path / "folder" / ".." / place)
+        assert check(capsys, folder, *DROID, "--robot", robot, "--write")[0] == 0
+        assert json.loads((folder / "relay.json").read_text())["robot"] == stored.format(tmp_path.resolve())
+        assert check(capsys, folder)[0] == 0
+
+    def test_what_is_refused_keeps_nothing_else_from_being_written(self, tmp_path: Path, capsys: Capture) -> None:
+        folder = droid(tmp_path / "folder", settings={**TINY, "robot": "droid"})
+        options = (*DROID, "--robot", "droid-jointpos", "--write", "--write-profile", str(tmp_path / "arm.yaml"))
+        code, told = check(capsys, folder, *options, "--output", str(tmp_path / "seen"))
+        assert code == 2
+        assert "relay.json is there and says something else" in told
+        assert (tmp_path / "arm.yaml").exists()
+        assert (tmp_path / "seen/frames.png").exists()
 
     def test_nothing_is_written_while_there_are_problems(self, tmp_path: Path, capsys: Capture) -> None:
         folder = droid(tmp_path)

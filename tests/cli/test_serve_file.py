@@ -59,6 +59,19 @@ def test_an_absolute_path_stays_as_it_is(file: Path):
         ("models: {3: {model: demo}}", "a name is 3, expected text"),
         ("models: {demo: }\ndefault: pi0", "default is 'pi0', expected one of demo"),
         ("models: {demo: }\nport: [1]", "port is a list of 1 items, expected a whole number"),
+        ("models: {demo: }\ndefault: [demo]", "default is a list of 1 items, expected one of demo"),
+        ('models: {"a b": {model: demo}}', "models: a policy cannot be called 'a b'"),
+        ("models: {v1: {model: demo}}", "models: a policy cannot be called 'v1'"),
+        ("models:\n  a: {model: demo}\n  a: {model: pi0}", "the key 'a' stands there twice"),
+        ("models: {[a]: {model: demo}}", "is not YAML"),
+        ("models: " + 3000 * "[", "is not YAML: it is nested too deeply"),
+        ("models: {demo: }\nport: 2001-99-99", "'2001-99-99' cannot be read as timestamp"),
+        ('models: {demo: }\nport: !!int "abc"', "'abc' cannot be read as int"),
+        ('models: {demo: }\nport: !!int ""', "'' cannot be read as int"),
+        ("models: {demo: }\nport: " + 5000 * "9", "...' cannot be read as int"),
+        ('models: {demo: }\napi_keys_file: "~nouser/x"', "api_keys_file is '~nouser/x', and there is no such home"),
+        ('models: {demo: {checkpoint: "a\\0b"}}', "models.demo.checkpoint is 'a\\x00b', expected a path"),
+        ('models: {demo: {adapter: ["x=a\\0b"]}}', "models.demo.adapter is 'a\\x00b', expected a path"),
         ("a: [1", "is not YAML"),
         ("models: {demo: !!python/object/apply:os.getcwd []}", "is not YAML"),
     ],
@@ -87,6 +100,17 @@ def test_an_unknown_model_in_a_file_is_refused_before_anything_is_loaded(
     file.write_text("models: {arm: {model: pi5}}\n")
     assert main(["serve", str(file)]) == 2
     assert "model 'pi5' is not known, did you mean 'pi05'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ['"a\\0b"', 300 * "a"], ids=["with a NUL", "too long"])
+def test_a_host_that_cannot_be_one_is_refused_in_one_sentence(
+    host: str, file: Path, capsys: pytest.CaptureFixture[str]
+):
+    file.write_text(f"host: {host}\nmodels: {{demo: }}\n")
+    assert main(["serve", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert "host must be a host name or an address, got" in told
+    assert told.count("\n") == 1
 
 
 @pytest.mark.torch

@@ -235,12 +235,12 @@ def test_other_numbers_under_the_image_prefix_are_ignored() -> None:
     assert load_profile("droid").read(observation).ignored == ("observation/cartesian_position", "modality_config")
 
 
-def test_alohas_low_camera_is_accepted_and_told_as_ignored() -> None:
+def test_alohas_low_camera_is_accepted_and_nothing_to_log() -> None:
     observation = observation_of("aloha")
     observation["images"]["cam_low"] = observation["images"]["cam_high"]
     reading = load_profile("aloha").read(observation)
     assert len(reading.frames) == 3
-    assert reading.ignored == ("images",)
+    assert reading.ignored == ()
 
 
 @pytest.mark.parametrize("robot", ROBOTS)
@@ -312,6 +312,17 @@ def test_two_keys_for_the_same_are_refused() -> None:
     observation = {"image": np.zeros((4, 5, 3), np.uint8), "observation.state": [1, 2], "joints": [1, 2]}
     with pytest.raises(ObservationError, match=r"'joints' and 'observation.state' mean the same; send one"):
         _profile().read(observation)
+
+
+@pytest.mark.parametrize("keys", [("image",), ("image/front", "image/wrist")], ids=["one key", "a map"])
+def test_model_format_is_refused_where_image_is_the_robots_own_key(keys: tuple[str, ...]) -> None:
+    cameras = [Camera(name, (key,)) for name, key in zip(("base_0_rgb", "left_wrist_0_rgb"), keys, strict=False)]
+    profile = _profile(cameras=tuple(cameras))
+    model_format = {"image": {"base_0_rgb": np.zeros((4, 5, 3), np.uint8)}, "state": [0, 0]}
+    assert profile.is_its(model_format)
+    text = f"'image/base_0_rgb' is not a camera of .*; it has {', '.join(keys)}; model format is not taken"
+    with pytest.raises(ObservationError, match=text):
+        profile.read(model_format)
 
 
 @pytest.mark.parametrize(

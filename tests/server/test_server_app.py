@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from relay.engine.worker import DeviceFault, LoadFailed
 from relay.protocol.msgpack_numpy import unpack
 from relay.server import connection as connection_module
 from relay.server import keepalive
+from relay.server.admission import checked_host
 from relay.server.app import SWITCH_S, Server, serve
 from relay.server.settings import ServerSettings
 
@@ -289,3 +292,20 @@ def test_a_serving_process_lets_its_threads_take_turns_often(monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
         serve(lambda progress: FakeEngine(), ServerSettings(port=taken.getsockname()[1]))
     assert intervals == [SWITCH_S]
+
+
+@pytest.mark.parametrize(
+    ("load", "traced"),
+    [(lambda _: checked_host("a b"), False), (lambda _: int("a b"), True), (lambda _: os.stat("nowhere"), True)],
+    ids=["a sentence of ours", "a ValueError of others", "another error"],
+)
+async def test_only_an_error_that_is_no_sentence_of_ours_is_logged_with_its_traceback(
+    load: Callable[[Progress], Any], traced: bool, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", logger="relay.server.app")
+    async with running(load) as server:
+        with pytest.raises(LoadFailed):
+            await server.serve_forever()
+    (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "the policy could not be loaded: " in record.getMessage()
+    assert bool(record.exc_info) is traced

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tyro
 
@@ -22,7 +23,7 @@ PICTURE = "frames.png"
 class Check:
     """Tell what a checkpoint holds and whether it would start, without reading its weights.
 
-    Ends with code 0 if it would start, 1 if not, 2 if the command itself cannot be carried out.
+    Ends with code 0 if it would start, 1 if not, 2 if a part of the command itself cannot be carried out.
     """
 
     checkpoint: tyro.conf.Positional[Path]
@@ -72,17 +73,24 @@ class Check:
 
         try:
             report = self._inspect()
-            if self.json:
-                print_json(report, self.checkpoint)
-            else:
-                print_report(report)
-            for write in (self._write_settings, self._write_profile, self._write_picture):
-                done = write(report)
-                if done:
-                    print(done, file=sys.stderr if self.json else sys.stdout)
         except (ValueError, OSError) as error:
             return _fail(str(error))
-        return 1 if report.problems else 0
+        if self.json:
+            print_json(report, self.checkpoint)
+        else:
+            print_report(report)
+        code = 1 if report.problems else 0
+        if report.refused:
+            code = _fail(f"the preview's sample does not fit: {report.refused}")
+        for write in (self._write_settings, self._write_profile, self._write_picture):
+            try:
+                done = write(report)
+            except (ValueError, OSError) as error:
+                code = _fail(str(error))
+            else:
+                if done:
+                    print(done, file=sys.stderr if self.json else sys.stdout)
+        return code
 
     def _inspect(self) -> Report:
         from relay.models import registry
@@ -107,10 +115,9 @@ class Check:
             before = _read_json(path)
             if before == report.settings:
                 return f"{path} is complete already"
-            if not self.force:
-                raise ValueError(
-                    f"{path} is there and says something else: {_changes(before, report.settings)}; --force"
-                )
+            changes = _changes(before, report.settings)
+            if changes and not self.force:
+                raise ValueError(f"{path} is there and says something else: {changes}; --force")
         path.write_text(json.dumps(report.settings, indent=2) + "\n", "utf-8")
         return f"wrote {path}"
 
@@ -156,14 +163,13 @@ def _read_json(path: Path) -> Any:
         return None
 
 
-def _changes(before: Any, after: Any) -> str:
-    """The keys that would change."""
+def _changes(before: Any, after: Mapping[str, Any]) -> str | None:
+    """What a file says that would not be said any more; None if it only lacks something."""
     if not isinstance(before, dict):
         return "no object"
-    changed = [key for key in after if key in before and before[key] != after[key]]
-    added = [key for key in after if key not in before]
-    parts = [f"{word} {', '.join(keys)}" for word, keys in (("changes", changed), ("lacks", added)) if keys]
-    return "; ".join(parts)
+    said = cast("dict[str, Any]", before)
+    changed = [key for key in said if key not in after or said[key] != after[key]]
+    return f"changes {', '.join(changed)}" if changed else None
 
 
 def _fail(message: str) -> int:

@@ -46,12 +46,12 @@ def read_serve_file(path: Path) -> ServeFile:
         InvalidFile: it is not YAML of that form.
         OSError: it cannot be read.
     """
-    import yaml
+    from relay.robots.plain_yaml import InvalidYaml, load_yaml
 
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidFile(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        content = load_yaml(path.read_text("utf-8"))
+    except (InvalidYaml, UnicodeDecodeError) as error:
+        raise InvalidFile(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict) or not isinstance(cast("dict[str, Any]", content).get("models"), dict):
         raise InvalidFile(f"{path}: expected a map with the key 'models', a map from names to policies")
     settings = dict(cast("dict[str, Any]", content))
@@ -59,27 +59,44 @@ def read_serve_file(path: Path) -> ServeFile:
     default = settings.pop("default", None)
     policies = dict(_policy(name, given, path) for name, given in models.items())
     if default is not None:
-        if default not in policies:
+        if not isinstance(default, str) or default not in policies:
             raise InvalidFile(f"{path}: default is {shown(default)}, expected one of {', '.join(policies)}")
         policies = {default: policies.pop(default), **policies}
     return ServeFile(policies, _options(ListenerOptions, settings, path, ""))
 
 
 def _policy(name: Any, given: Any, path: Path) -> tuple[str, tuple[str, PolicyOptions]]:
+    from relay.server.policies import check_name
+
     if not isinstance(name, str):
         raise InvalidFile(f"{path}: models: a name is {shown(name)}, expected text")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise InvalidFile(f"{path}: models: {error}") from None
     if not isinstance(given, (dict, types.NoneType)):
         raise InvalidFile(f"{path}: models.{name} is {shown(given)}, expected a map of options")
     values: dict[Any, Any] = dict(given or {})
     model = _value(str, values.pop("model", name), path, f"models.{name}.model")
     options = _options(PolicyOptions, values, path, f"models.{name}.")
-    return name, (model, replace(options, adapter=tuple(_beside(path, text) for text in options.adapter)))
+    adapters = tuple(_adapter(text, path, f"models.{name}.adapter") for text in options.adapter)
+    return name, (model, replace(options, adapter=adapters))
 
 
-def _beside(path: Path, adapter: str) -> str:
+def _adapter(text: str, path: Path, place: str) -> str:
     """`name=folder` with the folder relative to the file's own."""
-    name, _, folder = adapter.partition("=")
-    return f"{name}={path.parent / Path(folder).expanduser()}" if folder else adapter
+    name, _, folder = text.partition("=")
+    return f"{name}={_beside(folder, path, place)}" if folder else text
+
+
+def _beside(text: str, path: Path, place: str) -> Path:
+    """A path in the file, relative to its folder."""
+    if "\0" in text:
+        raise InvalidFile(f"{path}: {place} is {shown(text)}, expected a path")
+    try:
+        return path.parent / Path(text).expanduser()
+    except RuntimeError:
+        raise InvalidFile(f"{path}: {place} is {shown(text)}, and there is no such home folder") from None
 
 
 def _options(kind: type[Options], values: Mapping[Any, Any], path: Path, prefix: str) -> Options:
@@ -110,7 +127,7 @@ def _value(hint: Any, value: Any, path: Path, name: str) -> Any:
             return tuple(_value(choices[0], item, path, name) for item in cast("list[Any]", value))
         raise InvalidFile(f"{path}: {name} is {shown(value)}, expected a list")
     if hint is Path and isinstance(value, str):
-        return path.parent / Path(value).expanduser()
+        return _beside(value, path, name)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint in _KINDS and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):

@@ -56,6 +56,7 @@ class Report:
     Attributes:
         model: the name to serve it by; None where the folder is not one of this family's.
         problems: why it would not start, a sentence each with its remedy.
+        refused: why the sample is none of this checkpoint's, if so; it would start all the same.
         settings: what a complete `settings_file` holds; None while something is not known.
         frames: by camera, what the model would see of the sample, (height, width, 3) uint8; None where it is masked.
         tolerances: by dtype of the reference and of the engine, the largest distance from the reference's actions, in
@@ -65,6 +66,7 @@ class Report:
     model: str | None
     sections: Sequence[Section] = ()
     problems: Sequence[str] = ()
+    refused: str | None = None
     settings: Mapping[str, Any] | None = None
     settings_file: Path | None = None
     profile: RobotProfile | None = None

@@ -89,7 +89,7 @@ class Reading:
         frames: by the policy's camera name, in the profile's order; cameras that did not come are left out.
         keys: by the same names, the key that each frame came under, for error messages.
         state: (state_dim,) in policy units, before normalization.
-        ignored: top-level keys that the profile does not use, in whole or in part; the prompt's are left out.
+        ignored: top-level keys that mean nothing to the profile, in whole or in part; the prompt's are left out.
     """
 
     frames: Mapping[str, Frame]
@@ -167,7 +167,10 @@ class RobotProfile:
         return tuple(key for part in self.state for key in part.keys)
 
     def is_its(self, observation: Mapping[str, Any]) -> bool:
-        """Whether `read` is the one to ask: the robot's keys came, or no `image` as model format has it."""
+        """Whether `read` is the one to ask: the robot's keys came, or no `image` as model format has it.
+
+        Always so if the robot has a key `image` itself: the two could not be told apart.
+        """
         in_model_format = "image" in observation and "image" in self._foreign
         return not in_model_format or any(key in self._own for key in flattened(observation))
 
@@ -249,11 +252,13 @@ class RobotProfile:
 
     def _refuse_unknown_cameras(self, came: Mapping[str, Any]) -> None:
         for key, value in came.items():
-            if key not in self._known and is_camera(key, value):
+            ours = "image" not in self._foreign and key.startswith("image/")
+            if key not in self._known and (ours or is_camera(key, value)):
                 near = get_close_matches(key, self.camera_keys, n=1)
                 hint = f", did you mean {near[0]!r}?" if near else ""
                 raise ObservationError(
                     f"{quoted(key)} is not a camera of {self.name}{hint}; it has {', '.join(self.camera_keys)}"
+                    + ("; model format is not taken, since 'image' is the robot's own key" if ours else "")
                 )
 
     def _read_part(self, part: StatePart, came: Mapping[str, Any]) -> NDArray[np.float64]:
@@ -282,13 +287,12 @@ class RobotProfile:
         return f"{wanted!r} is missing{hint}; it has {_numbers(len(part.names))}: {', '.join(part.names)}"
 
     def _ignored(self, observation: Mapping[str, Any]) -> tuple[str, ...]:
-        used = self._known.difference(self.ignored_cameras)
         return tuple(
             key
             for key, value in observation.items()
             if key not in PROMPT_KEYS
-            and key not in used
-            and not (isinstance(value, Mapping) and all(f"{key}/{inner}" in used for inner in value))
+            and key not in self._known
+            and not (isinstance(value, Mapping) and all(f"{key}/{inner}" in self._known for inner in value))
         )
 
 

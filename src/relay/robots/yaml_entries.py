@@ -10,9 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from relay.protocol.wording import shown
+from relay.robots.plain_yaml import InvalidYaml, load_yaml
 from relay.robots.profile import ProfileError
 
 
@@ -123,9 +122,9 @@ def read_yaml(content: str, source: str, known: Sequence[str]) -> Entries:
         ProfileError: it is no YAML, no map, or has a key twice or one that is not known.
     """
     try:
-        value = yaml.load(content, _Loader)
-    except yaml.YAMLError as error:
-        raise ProfileError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+        value = load_yaml(content)
+    except InvalidYaml as error:
+        raise ProfileError(f"{source} is not YAML: {error}") from None
     return _entries(value, source, "", known)
 
 
@@ -156,18 +155,3 @@ def _entries(value: Any, source: str, place: str, known: Sequence[str] | None) -
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise ProfileError(f"{where}: unknown key {key!r}{hint}; it takes {', '.join(known)}")
     return Entries(source, place, cast("dict[str, Any]", value))
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as plain data, in which no key may stand twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen and isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key_node.value!r} stands there twice", key_node.start_mark
-                )
-            if isinstance(key_node, yaml.ScalarNode):
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep)

@@ -15,6 +15,7 @@ import os
 import secrets
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
@@ -257,7 +258,10 @@ class Server:
 
     def _on_fatal(self, failure: LoadFailed | DeviceFault) -> None:
         self._failure = self._failure or failure
-        logger.critical("%s", failure, exc_info=failure)
+        refused = _is_sentence(failure.__cause__)
+        logger.critical("%s", failure, exc_info=None if refused else failure)
+        if refused:
+            logger.debug("where it was noticed", exc_info=failure)
         if isinstance(failure, LoadFailed):
             self._stop(Goodbye(1011, "the policy could not be loaded"), FAULT_SECONDS)
         elif isinstance(failure, DeviceFull):
@@ -284,6 +288,12 @@ class Server:
             if late or closing:
                 await asyncio.wait({*late, *closing}, timeout=2 * CLOSE_TIMEOUT_S)
         await self._policies.close()
+
+
+def _is_sentence(error: BaseException | None) -> bool:
+    """Whether an error says all there is to say: a ValueError that code of ours raised about what it was given."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)] if isinstance(error, ValueError) else []
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith("relay.")
 
 
 async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | Exposed | OSError | None:

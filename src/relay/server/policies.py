@@ -29,6 +29,15 @@ class NotServed(LookupError):
     """No policy answers at a path; its text is safe to show to whoever asked."""
 
 
+def check_name(name: str) -> None:
+    """Raise `ValueError` if a policy cannot have this name, because it cannot stand in a path."""
+    if not _NAME.fullmatch(name) or name in _RESERVED:
+        raise ValueError(
+            f"a policy cannot be called {quoted(name)}: clients name it in a path, so it takes letters, "
+            f"digits, '.', '_' and '-', and not {', '.join(sorted(_RESERVED))}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """One policy to be served: how it is loaded, and the settings of its queue and its greeting."""
@@ -64,11 +73,7 @@ class Policies:
     def __init__(self, offers: Mapping[str, Offer], on_fatal: Callable[[LoadFailed | DeviceFault], None]) -> None:
         self._served: dict[str, ServedPolicy] = {}
         for name, offer in offers.items():
-            if not _NAME.fullmatch(name) or name in _RESERVED:
-                raise ValueError(
-                    f"a policy cannot be called {quoted(name)}: clients name it in a path, so it takes letters, "
-                    f"digits, '.', '_' and '-', and not {', '.join(sorted(_RESERVED))}"
-                )
+            check_name(name)
             worker = Worker(offer.load, on_fatal)
             self._served[name] = ServedPolicy(
                 name, offer.settings, worker, Scheduler(worker, offer.settings), PolicyMetrics()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal, get_args
 
+from relay.protocol.wording import quoted
 from relay.server.admission import checked_host, checked_origin
 from relay.server.api_keys import ApiKeys, read_api_keys
 
@@ -65,6 +66,8 @@ class ServerSettings:
         return len(self.api_keys) > 1
 
     def __post_init__(self) -> None:
+        for name in ("host", "metrics_host"):
+            _check_address(name, getattr(self, name))
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port must be between 0 (any) and 65535, got {self.port}")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
@@ -89,3 +92,15 @@ class ServerSettings:
             checked_origin(origin)
         for host in self.allowed_hosts:
             checked_host(host)
+
+
+def _check_address(name: str, address: str) -> None:
+    """Refuse what no resolver takes; whether it is an address of this machine shows when it is bound."""
+    try:
+        address.encode("idna")
+    except UnicodeError:
+        fits = False
+    else:
+        fits = "\0" not in address
+    if not fits:
+        raise ValueError(f"{name} must be a host name or an address, got {quoted(address)}")

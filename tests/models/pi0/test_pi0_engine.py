@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import write_json, write_openpi
 from numpy.typing import NDArray
 from tiny import golden, image, tiny_model
 
 from relay.demo.vocabulary import write_tokenizer
 from relay.engine.base import Chunk, Work
+from relay.models import registry
 from relay.models.pi0.config import CAMERAS
 from relay.models.pi0.engine import Pi0Engine
 from relay.models.pi0.tokenizer import PromptTokenizer, load_vocabulary
@@ -117,3 +119,18 @@ def test_damaged_weights_are_noticed_before_the_server_is_ready(engine: Pi0Engin
     broken = Pi0Engine("broken", damaged, engine._tokenizer, max_batch=1)
     with pytest.raises(CheckpointError, match="not finite"):
         broken.warm_up(lambda phase, share: None)
+
+
+@pytest.mark.parametrize("keys", [("image", "wrist"), ("image/front", "image/wrist")], ids=["one key", "a map"])
+def test_a_robot_with_a_key_image_of_its_own_is_served(keys: tuple[str, str], tmp_path: Path) -> None:
+    folder = write_openpi(tmp_path, "pi05", action_horizon=15)
+    cameras = dict(zip(("base_0_rgb", "left_wrist_0_rgb"), keys, strict=True))
+    write_json(tmp_path / "arm.yaml", {"base": "droid", "cameras": cameras})  # JSON is YAML
+    robot = str(tmp_path / "arm.yaml")
+    served = registry.load("pi05", checkpoint=folder, config="pi05_droid", robot=robot, device="cpu", max_batch=1)
+    served.warm_up(lambda phase, share: None)
+    joints = {"observation/joint_position": np.zeros(7), "observation/gripper_position": 0.5}
+    prepared = served.prepare({keys[0]: image(0, 0), **joints, "prompt": "pick"}, Options())
+    (chunk,) = served.infer([Work(prepared, Options())])
+    assert isinstance(chunk, Chunk)
+    assert np.asarray(chunk.actions).shape == (15, 8)

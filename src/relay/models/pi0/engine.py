@@ -354,12 +354,13 @@ class Pi0Engine:
         return network.sample_actions(inputs).cpu()
 
     def _touch_preparation(self) -> None:
-        """Decoders and tokenizer load on first use."""
+        """Decoders and tokenizer load on first use. In model format, which needs no robot."""
         config = self.model.config
         for codec in (Codec.JPEG_Q90, Codec.LOSSLESS):
             frame = encode_frame(np.zeros((64, 64, 3), np.uint8), codec)
             images = dict.fromkeys(config.cameras, frame)
-            self.prepare({"image": images, "state": [0.0] * config.state_dim, "prompt": "warm up"}, Options())
+            observation = {"image": images, "state": [0.0] * config.state_dim, "prompt": "warm up"}
+            prepare(observation, Options(), config, self._tokenizer, decode=self._decode)
 
     def _shortest_prompt(self) -> int:
         """Tokens of a prompt of one letter, with a state of one digit per value where it holds the state."""

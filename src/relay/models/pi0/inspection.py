@@ -118,7 +118,9 @@ def complete_settings(found: Inspection) -> dict[str, Any]:
         raise CheckpointError("\n".join(found.problems))
     values = {key: found.settings[key].value for key in KEYS if key in found.settings}
     if _is_file(values.get("robot", "")) and found.settings["robot"].source != SETTINGS_FILE:
-        values["robot"] = str(Path(values["robot"]).absolute())
+        given, home = Path(values["robot"]).expanduser(), found.folder.resolve()
+        robot = given.parent.resolve() / given.name  # a link keeps its own name, which ends in .yaml
+        values["robot"] = str(robot.relative_to(home) if robot.is_relative_to(home) else robot)
     return values
 
 

@@ -44,12 +44,13 @@ def preview(found: Inspection, tokenizer: PromptTokenizer, sample: Sample) -> Pr
     robot = RobotUnits(found.profile, found.normalization) if found.profile and found.normalization else None
     cameras = [camera.name for camera in found.profile.cameras] if found.profile else list(config.cameras)
     given = _frames(cameras, sample.frames)
+    neutral = sample.state is None  # in model format, which needs no robot and which not every robot's server takes
     prepared = prepare(
         _observation(given, sample, config, robot),
         Options(),
         config,
         tokenizer,
-        robot=robot,
+        robot=None if neutral else robot,
         model_units=found.normalization is None,
     )
     present = iter(prepared.images)

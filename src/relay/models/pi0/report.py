@@ -58,7 +58,7 @@ def inspect(
     if misfits and found.sizes:
         problems.append(do_not_fit(found.sizes.family, misfits))
     sections = _sections(found)
-    frames = {}
+    frames, refused = {}, None
     if not found.problems:
         try:
             prompts = load_tokenizer(found)
@@ -66,12 +66,15 @@ def inspect(
                 seen = preview(found, prompts, sample)
                 sections += seen.sections
                 frames = seen.frames
-        except (CheckpointError, ObservationError) as error:
+        except CheckpointError as error:
             problems.append(str(error))
+        except ObservationError as error:
+            refused = str(error)
     return Report(
         model=found.sizes.family if found.sizes else None,
         sections=sections,
         problems=problems,
+        refused=refused,
         settings=None if problems else complete_settings(found),
         settings_file=folder / SETTINGS_FILE,
         profile=found.profile,
@@ -199,7 +202,7 @@ def _robot(profile: RobotProfile) -> list[Section]:
         (
             index,
             action.name,
-            action.unit,
+            action.unit if action.scale == 1 else f"{action.scale:g} {action.unit}",
             action.kind,
             action.relative,
             f"{action.limits[0]:g} to {action.limits[1]:g}" if action.limits else None,
