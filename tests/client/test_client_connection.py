@@ -24,7 +24,7 @@ from websockets.http11 import Request, Response
 
 import relay
 from relay.client import connection
-from relay.client.connection import open_websocket, shown
+from relay.client.connection import limit_standstill, open_websocket, shown
 
 OBSERVATION = {"state": np.zeros(3, np.float32)}
 
@@ -384,3 +384,9 @@ def test_a_message_that_nobody_asked_for_is_not_taken_for_a_reply(servers: Loopb
     time.sleep(0.2)  # until the unasked one is here
     assert [websocket.request(message, 10) for message in (b"1", b"2")] == [b"1", b"2"]
     websocket.close()
+
+
+def test_a_socket_that_is_closed_already_is_no_error_of_its_own() -> None:
+    sock = socket.socket()
+    sock.close()
+    limit_standstill(sock)

@@ -11,11 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from fake_policy import client, observation, running
+from fake_policy import client, dial, observation, running
+from websockets.exceptions import InvalidStatus
 
 from field.loopback import VLLM_PATH, serving
 from relay.cli.local_server import LocalServer
 from relay.protocol.msgpack_numpy import unpack
+from relay.server.api_keys import read_api_keys
 
 
 def other_local_addresses(bound: str) -> list[str]:
@@ -84,6 +86,19 @@ async def test_lesson_2_1_the_endpoint_that_promises_no_traceback_tells_nothing_
     async with running() as server, client(server, VLLM_PATH) as websocket:
         await websocket.send(observation(do="raise"))
         assert unpack(await websocket.recv()) == {"type": "error", "message": "Internal inference error"}
+
+
+async def test_lesson_2_1_a_missing_or_wrong_token_is_401_before_the_upgrade() -> None:
+    """Physical-Intelligence/openpi#1039."""
+    keys = read_api_keys(environment={"RELAY_API_KEYS": "a-key-of-twenty-chars"})
+    async with running(api_keys=keys) as server:
+        for headers in ({}, {"Authorization": "Api-Key another-key-of-20-chars"}):
+            with pytest.raises(InvalidStatus) as caught:
+                await dial(server.port, additional_headers=headers)
+            assert caught.value.response.status_code == 401
+        async with client(server, additional_headers={"Authorization": "Api-Key a-key-of-twenty-chars"}) as websocket:
+            await websocket.send(observation())
+            assert isinstance(await websocket.recv(), bytes)
 
 
 # ---- 2.2: the address asked for is the address bound

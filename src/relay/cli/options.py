@@ -106,7 +106,7 @@ class ListenerOptions:
     """PEM file of the certificate's private key, without a password."""
 
     tracebacks: bool = True
-    """Tracebacks, without paths, in the errors that OpenPI clients read; with several API keys there are none."""
+    """Whether errors that OpenPI clients read hold a traceback, without paths; with several API keys they never do."""
 
     max_connections: int = 1_024
     """Most open connections; further clients are told that the server is full."""

@@ -325,7 +325,8 @@ def limit_standstill(sock: socket.socket) -> None:
     takes in no more than its socket holds.
     """
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * PING_TIMEOUT_S))
+        with suppress(OSError):  # closed already: the server had only a word to say, and the reader tells which
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * PING_TIMEOUT_S))
 
 
 def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None, access: Access) -> ClientConnection:

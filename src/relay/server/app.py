@@ -232,7 +232,8 @@ class Server:
             status = self._policies.status
             if status.ready:
                 return connection.respond(HTTPStatus.OK, "".join(f"{line}\n" for line in ("OK", *status.remarks)))
-            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"loading\n{status.phase} {status.share:.0%}\n")
+            text = f"loading\n{status.phase} {status.share:.0%}\n" if len(self._policies) else "no policy\n"
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, text)
         rejection = self._admission.rejection(request.headers)
         if rejection is not None:
             self._turned_away.log(logging.WARNING, "turned %s away: %s", peer_name(connection), rejection.text.strip())
@@ -341,6 +342,7 @@ async def _freeze_when_ready(server: Server) -> None:
     """Keep the collector from walking what was loaded, which would stop every thread now and then."""
     with contextlib.suppress(LoadFailed, DeviceFault):
         await server.ready()
+        logger.info("ready: observations are answered")
         gc.collect()
         gc.freeze()
 
