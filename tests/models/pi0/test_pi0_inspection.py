@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from folders import TINY, change_json, norm_stats, write_assets, write_json, write_lerobot, write_openpi, write_relay
 from safetensors.torch import load_file, save_file
 
@@ -221,6 +222,33 @@ def test_a_robot_of_ones_own_may_bring_statistics_and_their_kind(tmp_path: Path)
     assert found.normalization is not None
     assert found.normalization.kind == "z_score"
     assert found.statistics == (tmp_path / "stats.json",)
+
+
+def test_a_robots_statistics_may_be_those_of_a_lerobot_normalizer(tmp_path: Path) -> None:
+    stats = {"observation.state": norm_stats(6), "action": norm_stats(6, shift=0.2)}
+    arrays = {f"{key}.{name}": torch.tensor(value) for key, values in stats.items() for name, value in values.items()}
+    save_file(arrays, tmp_path / "mine.safetensors")
+    robot = tmp_path / "arm.yaml"
+    robot.write_text(
+        "cameras: {base_0_rgb: cam}\nstate: [{key: q, names: j_1..6}]\nactions: [{names: j_1..6}]\n"
+        "statistics: mine.safetensors\n"
+    )
+    folder = write_openpi(tmp_path / "run", "pi05", action_horizon=15)
+    found = inspect_checkpoint(folder, config="pi05_droid", robot=str(robot))
+    assert found.statistics == (tmp_path / "mine.safetensors",)
+    assert found.normalization is not None
+    assert found.normalization.actions.q99 is not None
+    np.testing.assert_array_equal(found.normalization.actions.q99, np.float32(norm_stats(6, shift=0.2)["q99"]))
+
+
+def test_a_normalization_is_told_to_come_from_the_profile_that_changed_it(tmp_path: Path) -> None:
+    robot = tmp_path / "arm.yaml"
+    robot.write_text("base: droid\nnormalization: z_score\n")
+    folder = write_openpi(tmp_path / "run", "pi05", action_horizon=15)
+    found = inspect_checkpoint(folder, config="pi05_droid", robot=str(robot))
+    assert found.problems == ()
+    setting = found.settings["normalization"]
+    assert (setting.value, setting.source) == ("z_score", "the robot profile")
 
 
 def test_a_robot_that_does_not_exist_is_refused(tmp_path: Path) -> None:

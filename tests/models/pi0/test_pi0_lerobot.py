@@ -229,3 +229,47 @@ def test_a_robots_profile_takes_the_place_of_the_folders_own(tmp_path: Path) -> 
     assert found.problems == ()
     assert found.profile is not None
     assert found.profile.name == "droid"
+
+
+def write_profile(path: Path, text: str = "") -> str:
+    """A profile of a robot with the folder's cameras and six joints."""
+    path.write_text(
+        "cameras: {front: cam/front, wrist: cam/wrist}\n"
+        f"state: [{{key: q, names: j_1..6}}]\nactions: [{{names: j_1..6}}]\n{text}\n"
+    )
+    return str(path)
+
+
+def test_a_profiles_statistics_are_not_ignored_beside_the_folders_own(tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", "statistics: mine.json")
+    text = problem(write_lerobot(tmp_path, "pi05"), robot=robot)
+    assert f"robot arm names the statistics {tmp_path / 'mine.json'}, but a lerobot folder is served with" in text
+    assert "leave 'statistics' out of the profile" in text
+
+
+@pytest.mark.parametrize("relative", ["", "relative: j_1..6", "relative: j_1..4"])
+def test_a_profile_with_other_offsets_than_the_folders_is_refused(relative: str, tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", relative)
+    text = problem(write_lerobot(tmp_path, "pi05", relative={"enabled": True}), robot=robot)
+    assert "robot arm takes 'j_" in text
+    assert "write 'relative: [j_1, j_2, j_3, j_4, j_5]' into the profile" in text
+
+
+def test_offsets_of_a_profile_are_refused_where_the_folder_gives_none(tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", "relative: j_2")
+    text = problem(write_lerobot(tmp_path, "pi05"), robot=robot)
+    assert "robot arm takes 'j_2' for an offset, but this checkpoint gives it as a value of its own" in text
+
+
+def test_a_profile_with_the_folders_offsets_is_served(tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", "relative: j_1..5")
+    found = inspect_checkpoint(write_lerobot(tmp_path, "pi05", relative={"enabled": True}), robot=robot)
+    assert found.problems == ()
+    assert found.profile is not None
+    assert [action.relative for action in found.profile.actions] == [True] * 5 + [False]
+
+
+def test_a_normalization_of_the_profile_that_is_not_the_folders_is_blamed_on_the_profile(tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", "normalization: z_score")
+    text = problem(write_lerobot(tmp_path, "pi05"), robot=robot)
+    assert text.startswith("robot arm says normalization 'z_score', but lerobot's processor files say 'quantile'")

@@ -220,7 +220,22 @@ def _choose_profile(folder: Path, settings: Settings, policy: LerobotPolicy | No
             f"robot {profile.name} takes {profile.action_dim} action dimensions, but this checkpoint gives "
             f"{policy.action_dim}"
         )
+    if policy is not None:
+        _agree_on_offsets(profile, policy)
     return profile
+
+
+def _agree_on_offsets(profile: RobotProfile, policy: LerobotPolicy) -> None:
+    """An offset that is taken for a position, or the other way round, would move the robot far."""
+    for action, offset in zip(profile.actions, policy.relative, strict=True):
+        if action.relative != offset:
+            own = "a value of its own"
+            said, given = (own, "an offset") if offset else ("an offset", own)
+            names = [name.name for name, relative in zip(profile.actions, policy.relative, strict=True) if relative]
+            raise CheckpointError(
+                f"robot {profile.name} takes {action.name!r} for {said}, but this checkpoint gives it as {given}: write "
+                f"'relative: [{', '.join(names)}]' into the profile, as lerobot's processor files have it"
+            )
 
 
 def _configure(
@@ -311,7 +326,9 @@ def _resolved(settings: Settings, config: Pi0Config | None, scaling: Scaling | N
         found = {key: Setting(value, "the tensors") for key, value in told.items()} | found
         found.setdefault("state_dim", Setting(config.state_dim, "the robot or its statistics"))
     if scaling is not None and scaling.normalization is not None and scaling.normalization.style == "openpi":
-        found.setdefault("normalization", Setting(scaling.normalization.kind, "the robot profile"))
+        kind = scaling.normalization.kind
+        if "normalization" not in found or found["normalization"].value != kind:
+            found["normalization"] = Setting(kind, "the robot profile")
     if scaling is not None and scaling.asset_id is not None:
         found["asset_id"] = scaling.asset_id
     return {key: found[key] for key in KEYS if key in found}
