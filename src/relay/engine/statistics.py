@@ -38,6 +38,8 @@ def read_norm_stats(file: Path) -> tuple[Statistics, Statistics]:
         content: Any = json.loads(file.read_text("utf-8"))
     except (ValueError, OSError) as error:
         raise StatisticsError(f"{file} cannot be read as JSON: {error}") from None
+    except RecursionError:
+        raise StatisticsError(f"{file} cannot be read as JSON: it is nested too deeply") from None
     stats = _mapping(content, "an object with the key 'norm_stats'", file).get("norm_stats")
     stats = _mapping(stats, "'norm_stats' to be an object of 'state' and 'actions'", file)
     for key in ("state", "actions"):
@@ -127,7 +129,7 @@ def _statistics(values: Mapping[str, Any], name: str, file: Path) -> Statistics:
             continue
         try:
             vector = np.asarray(value, np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise StatisticsError(f"{file}: {field} of {name} is not a list of numbers") from None
         if vector.ndim != 1 or len(vector) == 0:
             raise StatisticsError(f"{file}: {field} of {name} has shape {vector.shape}, expected one dimension")

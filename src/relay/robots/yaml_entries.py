@@ -126,6 +126,10 @@ def read_yaml(content: str, source: str, known: Sequence[str]) -> Entries:
         value = yaml.load(content, _Loader)
     except yaml.YAMLError as error:
         raise ProfileError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ProfileError(f"{source} is not YAML: it is nested too deeply") from None
+    except (ValueError, TypeError, AttributeError, LookupError) as error:  # PyYAML's on values like `!!int x`
+        raise ProfileError(f"{source} is not YAML: a value cannot be read ({error})") from None
     return _entries(value, source, "", known)
 
 

@@ -103,6 +103,25 @@ def test_a_configuration_that_contradicts_the_folder_is_refused(tmp_path: Path) 
     assert "openpi's config.json says action_horizon 10, but the configuration pi05_droid says 15" in text
 
 
+@pytest.mark.parametrize("value", [15.0, True, "15", [15]])
+def test_a_horizon_of_another_type_in_openpis_config_is_refused(value: Any, tmp_path: Path) -> None:
+    folder = write_openpi(tmp_path, "pi05", config={"action_horizon": value})
+    assert "config.json: action_horizon is" in problem(inspect_checkpoint(folder))
+    assert "expected an integer" in problem(inspect_checkpoint(folder))
+
+
+def test_a_variant_that_is_no_text_in_openpis_config_is_refused(tmp_path: Path) -> None:
+    folder = write_openpi(tmp_path, "pi05", config={"paligemma_variant": []})
+    assert "paligemma_variant is a list of 0 items, expected text" in problem(inspect_checkpoint(folder))
+
+
+@pytest.mark.parametrize("file", ["relay.json", "config.json", "assets/droid/norm_stats.json"])
+def test_a_file_that_is_nested_too_deeply_is_refused(file: str, tmp_path: Path) -> None:
+    folder = write_openpi(tmp_path, "pi05", action_horizon=15)
+    (folder / file).write_text('{"a": ' + "[" * 200_000 + "]" * 200_000 + "}")
+    assert "it is nested too deeply" in problem(inspect_checkpoint(folder, config="pi05_droid"))
+
+
 def test_relay_json_settles_a_contradiction(tmp_path: Path) -> None:
     folder = write_openpi(tmp_path, "pi05", action_horizon=15, settings={**TINY, "action_horizon": 10})
     found = inspect_checkpoint(folder, config="pi05_droid")
