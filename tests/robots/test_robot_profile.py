@@ -329,6 +329,16 @@ def test_two_keys_for_the_same_are_refused() -> None:
             "relative: 'c' is action 2, and the state has no dimension 2 to add",
         ),
         (
+            {
+                "state": (StatePart(("joints",), ("b", "a"), ("rad", "rad")),),
+                "actions": (ActionDimension("a", relative=True), ActionDimension("b")),
+            },
+            "relative: 'a' is action 0, and the state's dimension 0, which would be added, is 'b'",
+        ),
+        ({"ignored_cameras": ("prompt",)}, "the key 'prompt' is taken"),
+        ({"ignored_cameras": ("session_id",)}, "the key 'session_id' is taken"),
+        ({"ignored_cameras": ("noise/top",)}, "the key 'noise/top' is taken"),
+        (
             {"actions": (ActionDimension("a", limits=(1.0, -1.0)),)},
             r"actions: the limits of 'a' are \[1.0, -1.0\], expected less, more",
         ),
