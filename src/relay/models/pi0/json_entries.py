@@ -41,7 +41,7 @@ def entry(values: Mapping[str, Any], key: str, kind: type[_Value], file: str) ->
     value = values.get(key)
     if type(value) is not kind:
         raise CheckpointError(f"{file}: {key} is {_told(value)}, expected {_IN_WORDS[kind]}")
-    return value
+    return cast("_Value", value)
 
 
 def entry_or(values: Mapping[str, Any], key: str, default: _Value, file: str) -> _Value:
