@@ -41,6 +41,30 @@ def test_assets_are_found_below_nested_repository_ids(tmp_path: Path) -> None:
     assert found["droid"] == tmp_path / "assets/droid/norm_stats.json"
 
 
+def test_linked_asset_folders_are_found_too(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere/libero", {})
+    (tmp_path / "run/assets/own").mkdir(parents=True)
+    (tmp_path / "run/assets/own/linked").symlink_to(tmp_path / "elsewhere/libero")
+    (tmp_path / "run/assets/physical-intelligence").symlink_to(tmp_path / "elsewhere")
+    assert list(find_openpi_assets(tmp_path / "run")) == ["own/linked", "physical-intelligence/libero"]
+
+
+def test_links_that_lead_back_give_nothing_twice(tmp_path: Path) -> None:
+    write(tmp_path / "assets/droid", {})
+    (tmp_path / "assets/again").symlink_to(tmp_path / "assets")
+    (tmp_path / "assets/droid/up").symlink_to(tmp_path)
+    (tmp_path / "assets/self").symlink_to(tmp_path / "assets/self")
+    assert list(find_openpi_assets(tmp_path)) == ["droid"]
+
+
+def test_a_link_is_followed_two_levels_deep_and_no_further(tmp_path: Path) -> None:
+    for inner in ("a/b", "a/b/c"):
+        write(tmp_path / "elsewhere" / inner, {})
+    (tmp_path / "run/assets").mkdir(parents=True)
+    (tmp_path / "run/assets/link").symlink_to(tmp_path / "elsewhere")
+    assert list(find_openpi_assets(tmp_path / "run")) == ["link/a/b"]
+
+
 def test_a_folder_without_assets_has_none(tmp_path: Path) -> None:
     assert find_openpi_assets(tmp_path) == {}
 
@@ -79,7 +103,9 @@ def test_a_damaged_or_missing_state_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "state.safetensors").write_bytes(b"\x10\x00\x00")
     with pytest.raises(StatisticsError, match="is not a whole safetensors file"):
         read_lerobot_state(tmp_path / "state.safetensors", "action")
-    with pytest.raises(StatisticsError, match=r"no statistics at .*absent"):
+    with pytest.raises(
+        StatisticsError, match=r"no statistics at .*absent.*; copy it from where the checkpoint was trained"
+    ):
         read_lerobot_state(tmp_path / "absent.safetensors", "action")
 
 
@@ -102,7 +128,7 @@ def test_padding_beyond_the_robots_width_is_cut() -> None:
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_another_robots_width_is_refused(width: int) -> None:
-    with pytest.raises(StatisticsError, match=rf"of 2 state dimensions, but this robot's state has {width}"):
+    with pytest.raises(StatisticsError, match=rf"of 2 state dimensions, but this robot's state has {width};.* --robot"):
         fitted(statistics(mean=[1.0, 2.0], std=[1.0, 2.0]), "z_score", width)
 
 

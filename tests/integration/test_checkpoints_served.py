@@ -57,7 +57,7 @@ def lerobot(folder: Path, family: str) -> Path:
 def untold(family: str) -> dict[str, Any]:
     """What openpi's files don't say."""
     kind = "quantile" if family == "pi05" else "z_score"
-    told = {"max_token_len": 60, "num_steps": 10, "state_in_prompt": family == "pi05", "normalization": kind}
+    told = {"max_token_len": 200, "num_steps": 10, "state_in_prompt": family == "pi05", "normalization": kind}
     return {"vision_heads": 2, **told}
 
 

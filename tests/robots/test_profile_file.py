@@ -191,6 +191,19 @@ def test_a_mistake_is_refused_with_file_and_key(file: Path, text: str, message: 
     assert str(file) in str(refused.value) or "droid.yaml" in str(refused.value)
 
 
+@pytest.mark.parametrize("value", ["!!int x", "!!int ''", "!!bool x", "!!timestamp x", "2001-99-99"])
+def test_a_value_that_yaml_cannot_make_is_refused(file: Path, value: str) -> None:
+    file.write_text(_with(f"name: {value}"))
+    with pytest.raises(ProfileError, match=r"my-arm.yaml is not YAML: .* cannot be read as"):
+        load_profile(file)
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(file: Path) -> None:
+    file.write_text("a: " + "[" * 5_000 + "]" * 5_000)
+    with pytest.raises(ProfileError, match=r"my-arm.yaml is not YAML: it is nested too deeply"):
+        load_profile(file)
+
+
 def test_a_file_that_is_not_text_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(ProfileError, match=r"my-arm.yaml cannot be read: it is not UTF-8 text"):

@@ -340,6 +340,16 @@ def test_model_format_is_refused_where_image_is_the_robots_own_key(keys: tuple[s
             "relative: 'c' is action 2, and the state has no dimension 2 to add",
         ),
         (
+            {
+                "state": (StatePart(("joints",), ("b", "a"), ("rad", "rad")),),
+                "actions": (ActionDimension("a", relative=True), ActionDimension("b")),
+            },
+            "relative: 'a' is action 0, and the state's dimension 0, which would be added, is 'b'",
+        ),
+        ({"ignored_cameras": ("prompt",)}, "the key 'prompt' is taken"),
+        ({"ignored_cameras": ("session_id",)}, "the key 'session_id' is taken"),
+        ({"ignored_cameras": ("noise/top",)}, "the key 'noise/top' is taken"),
+        (
             {"actions": (ActionDimension("a", limits=(1.0, -1.0)),)},
             r"actions: the limits of 'a' are \[1.0, -1.0\], expected less, more",
         ),

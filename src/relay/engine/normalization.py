@@ -24,7 +24,7 @@ _OPENPI_EPSILON = 1e-6
 _LEROBOT_EPSILON = 1e-8
 _FAR_DEVIATIONS = 6.0
 _FAR_RANGES = 2.25
-"""A value normalized to [-1, 1] is far outside when it lies more than 0.6 widths of the range beyond an end.
+"""A value normalized to [-1, 1] is far outside when it lies more than 0.625 widths of the range beyond an end.
 
 One percent of the training data lies beyond each percentile, so the percentiles themselves would raise false alarms;
 for a normal distribution this bound is 5.2 standard deviations, one false alarm in six million values."""
@@ -130,7 +130,7 @@ class Normalization:
     def outside(self, state: NDArray[Any], names: Sequence[str] = ()) -> str | None:
         """A remark if `state` is nowhere near the training data, which wrong units are the usual cause of.
 
-        That is more than six standard deviations from the mean, or more than 0.6 widths of the range beyond its
+        That is more than six standard deviations from the mean, or more than 0.625 widths of the range beyond its
         ends. The remark tells the worst dimension, by its name where `names` has one.
         """
         if self.kind == "none":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,9 @@ _PADDING = 1e-6
 """Largest absolute value that a statistic of a padding dimension has: histogram edges of openpi lie 1e-10 off zero."""
 
 
+_LEVELS_BELOW_LINKS = 2
+
+
 class StatisticsError(ValueError):
     """Statistics that are missing, damaged or of another robot; names the file, the dimension and the remedy."""
 
@@ -25,11 +29,13 @@ class StatisticsError(ValueError):
 def find_openpi_assets(folder: Path) -> dict[str, Path]:
     """The statistics files below `folder/assets`, by asset id.
 
-    An asset id may be a repository's id and so a nested folder, such as `physical-intelligence/libero`.
+    An asset id may be a repository's id and so a nested folder, such as `physical-intelligence/libero`. A linked folder
+    is searched as deep as one of a repository's id goes, so that a link to a whole disk does not take all day.
     """
     assets = folder / "assets"
-    found = sorted(assets.rglob(NORM_STATS_FILE)) if assets.is_dir() else []
-    return {file.parent.relative_to(assets).as_posix(): file for file in found if file.parent != assets}
+    below = sorted(_folders_below(assets, (assets.resolve(),)))
+    files = {place.relative_to(assets).as_posix(): place / NORM_STATS_FILE for place in below}
+    return {asset_id: file for asset_id, file in files.items() if file.is_file()}
 
 
 def read_norm_stats(file: Path) -> tuple[Statistics, Statistics]:
@@ -38,6 +44,8 @@ def read_norm_stats(file: Path) -> tuple[Statistics, Statistics]:
         content: Any = json.loads(file.read_text("utf-8"))
     except (ValueError, OSError) as error:
         raise StatisticsError(f"{file} cannot be read as JSON: {error}") from None
+    except RecursionError:
+        raise StatisticsError(f"{file} cannot be read as JSON: it is nested too deeply") from None
     stats = _mapping(content, "an object with the key 'norm_stats'", file).get("norm_stats")
     stats = _mapping(stats, "'norm_stats' to be an object of 'state' and 'actions'", file)
     for key in ("state", "actions"):
@@ -59,7 +67,7 @@ def read_lerobot_state(file: Path, key: str) -> Statistics:
     from safetensors.numpy import load_file
 
     if not file.is_file():
-        raise StatisticsError(f"no statistics at {file}")
+        raise StatisticsError(f"no statistics at {file}; copy it from where the checkpoint was trained")
     try:
         tensors: dict[str, NDArray[Any]] = load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
@@ -98,7 +106,7 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
     if given < width or any(np.abs(vector[width:]).max(initial=0) > _PADDING for vector in pair):
         raise StatisticsError(
             f"{file} has statistics of {given} {name} dimensions, but this robot's {name} has {width}; "
-            "they are another robot's"
+            "they are another robot's: name theirs with --robot, or take the statistics of this one"
         )
     for vector, field in zip(pair, PAIRS[kind], strict=True):
         wrong = np.flatnonzero(~np.isfinite(vector[:width]))
@@ -118,6 +126,23 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
     return statistics.cut(width)
 
 
+def _folders_below(folder: Path, above: tuple[Path, ...], levels: float = math.inf) -> Iterator[Path]:
+    """Every folder below; `above` are the real folders on the way here, to which no link leads back."""
+    if levels == 0:
+        return
+    try:
+        places = [place for place in folder.iterdir() if place.is_dir()]
+    except OSError:
+        return
+    for place in places:
+        real = place.resolve()
+        if real in above:
+            continue
+        yield place
+        reach = _LEVELS_BELOW_LINKS if place.is_symlink() else math.inf
+        yield from _folders_below(place, (*above, real), min(levels - 1, reach))
+
+
 def _statistics(values: Mapping[str, Any], name: str, file: Path) -> Statistics:
     """Vectors of equal length from lists or arrays; fields that are unknown here, such as counts, don't matter."""
     vectors: dict[str, NDArray[np.float64]] = {}
@@ -127,7 +152,7 @@ def _statistics(values: Mapping[str, Any], name: str, file: Path) -> Statistics:
             continue
         try:
             vector = np.asarray(value, np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise StatisticsError(f"{file}: {field} of {name} is not a list of numbers") from None
         if vector.ndim != 1 or len(vector) == 0:
             raise StatisticsError(f"{file}: {field} of {name} has shape {vector.shape}, expected one dimension")

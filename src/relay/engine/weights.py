@@ -201,7 +201,10 @@ def _what_else(first: bytes, size: int) -> str:
     if first.startswith(b"version "):
         return " but a Git LFS pointer; run `git lfs pull` in its folder"
     if first.startswith((b"PK\x03\x04", b"\x80")):
-        return " but a renamed pickle, which can run code when it is loaded and is never read"
+        return (
+            " but a renamed pickle, which can run code when it is loaded and is never read; load it where you trust it "
+            "and write it anew with safetensors.torch.save_file"
+        )
     return f" ({size:,} bytes); fetch it again"
 
 

@@ -49,7 +49,7 @@ def take_options(observation: dict[str, Any]) -> Options:
     Raises:
         ObservationError: naming the key, what came and what is expected.
     """
-    if _KEYS.isdisjoint(observation):
+    if OPTION_KEYS.isdisjoint(observation):
         return _NONE
     seed = _take_seed(observation)
     noise = _take_array(observation, "noise", "(action_horizon, action_dim)", exact=True)
@@ -69,7 +69,7 @@ def take_options(observation: dict[str, Any]) -> Options:
     )
 
 
-_KEYS: Final = frozenset(
+OPTION_KEYS: Final = frozenset(
     (
         "num_steps",
         "num_inference_steps",
@@ -84,6 +84,8 @@ _KEYS: Final = frozenset(
         "executed_actions",
     )
 )
+"""Every key of a request that is an option and no part of what the robot sees."""
+
 _NONE: Final = Options()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.protocol.errors import ObservationError
+from relay.protocol.options import OPTION_KEYS
 from relay.protocol.wording import as_text, quoted
 
 MODEL_KEYS = frozenset({"image", "image_mask", "state"})
@@ -16,6 +17,9 @@ MODEL_KEYS = frozenset({"image", "image_mask", "state"})
 
 PROMPT_KEYS = frozenset({"prompt", "tokenized_prompt", "tokenized_prompt_mask"})
 """The task in words, the same in every format."""
+
+RESERVED_KEYS = PROMPT_KEYS | OPTION_KEYS | {"session_id"}
+"""Keys that mean the same for every robot; what comes under them never gets to a profile."""
 
 
 def flattened(observation: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from relay.protocol.wording import quoted, shown
 from relay.robots import aloha
 from relay.robots.frames import FORMS, Frame, expected, read_frame
 from relay.robots.gripper import Gripper
-from relay.robots.keys import MODEL_KEYS, PROMPT_KEYS, flattened, is_camera, one_of
+from relay.robots.keys import MODEL_KEYS, PROMPT_KEYS, RESERVED_KEYS, flattened, is_camera, one_of
 
 Kind = Literal["position", "velocity", "relative", "relative_to_observation", "effort", "unknown"]
 
@@ -321,6 +321,9 @@ def _check(profile: RobotProfile) -> None:
         twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
         if twice is not None:
             raise ProfileError(f"{place}: {twice!r} stands there twice")
+    for key in (*profile.camera_keys, *profile.ignored_cameras, *profile.state_keys):
+        if key.partition("/")[0] in RESERVED_KEYS:
+            raise ProfileError(f"the key {key!r} is taken: it is no robot's but one of every request; name another")
     for form in profile.frames:
         if form not in FORMS:
             raise ProfileError(f"frames: {form!r} is not a form of frames; known are {', '.join(FORMS)}")
@@ -328,6 +331,11 @@ def _check(profile: RobotProfile) -> None:
         if action.relative and index >= profile.state_dim:
             raise ProfileError(
                 f"relative: {action.name!r} is action {index}, and the state has no dimension {index} to add"
+            )
+        if action.relative and action.name in profile.state_names and action.name != profile.state_names[index]:
+            raise ProfileError(
+                f"relative: {action.name!r} is action {index}, and the state's dimension {index}, which would be "
+                f"added, is {profile.state_names[index]!r}; give state and actions the same order, or other names"
             )
         if action.limits is not None and not action.limits[0] < action.limits[1]:
             raise ProfileError(f"actions: the limits of {action.name!r} are {list(action.limits)}, expected less, more")

@@ -24,7 +24,7 @@ SETTINGS = {
     "state_dim": 32,
     "vision_heads": 2,
     "state_in_prompt": True,
-    "max_token_len": 40,
+    "max_token_len": 200,
     "num_steps": 10,
 }
 EXPERT = "paligemma_with_expert.gemma_expert.model."

@@ -26,7 +26,7 @@ from relay.protocol.messages import Options
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pi0Engine:
     path = tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
     write_tokenizer(path)
-    tokenizer = PromptTokenizer(load_vocabulary(path), 40, request.param == "pi05")
+    tokenizer = PromptTokenizer(load_vocabulary(path), 48, request.param == "pi05")
     return Pi0Engine(request.param, tiny_model(request.param), tokenizer, max_batch=4)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from folders import TINY, change_json, norm_stats, write_assets, write_json, write_lerobot, write_openpi, write_relay
 from safetensors.torch import load_file, save_file
 
@@ -100,6 +101,25 @@ def test_a_checkpoint_of_the_other_family_is_not_served(tmp_path: Path) -> None:
 def test_a_configuration_that_contradicts_the_folder_is_refused(tmp_path: Path) -> None:
     text = problem(inspect_checkpoint(write_openpi(tmp_path, "pi05", action_horizon=10), config="pi05_droid"))
     assert "openpi's config.json says action_horizon 10, but the configuration pi05_droid says 15" in text
+
+
+@pytest.mark.parametrize("value", [15.0, True, "15", [15]])
+def test_a_horizon_of_another_type_in_openpis_config_is_refused(value: Any, tmp_path: Path) -> None:
+    folder = write_openpi(tmp_path, "pi05", config={"action_horizon": value})
+    assert "config.json: action_horizon is" in problem(inspect_checkpoint(folder))
+    assert "expected an integer" in problem(inspect_checkpoint(folder))
+
+
+def test_a_variant_that_is_no_text_in_openpis_config_is_refused(tmp_path: Path) -> None:
+    folder = write_openpi(tmp_path, "pi05", config={"paligemma_variant": []})
+    assert "paligemma_variant is a list of 0 items, expected text" in problem(inspect_checkpoint(folder))
+
+
+@pytest.mark.parametrize("file", ["relay.json", "config.json", "assets/droid/norm_stats.json"])
+def test_a_file_that_is_nested_too_deeply_is_refused(file: str, tmp_path: Path) -> None:
+    folder = write_openpi(tmp_path, "pi05", action_horizon=15)
+    (folder / file).write_text('{"a": ' + "[" * 200_000 + "]" * 200_000 + "}")
+    assert "it is nested too deeply" in problem(inspect_checkpoint(folder, config="pi05_droid"))
 
 
 def test_relay_json_settles_a_contradiction(tmp_path: Path) -> None:
@@ -221,6 +241,33 @@ def test_a_robot_of_ones_own_may_bring_statistics_and_their_kind(tmp_path: Path)
     assert found.normalization is not None
     assert found.normalization.kind == "z_score"
     assert found.statistics == (tmp_path / "stats.json",)
+
+
+def test_a_robots_statistics_may_be_those_of_a_lerobot_normalizer(tmp_path: Path) -> None:
+    stats = {"observation.state": norm_stats(6), "action": norm_stats(6, shift=0.2)}
+    arrays = {f"{key}.{name}": torch.tensor(value) for key, values in stats.items() for name, value in values.items()}
+    save_file(arrays, tmp_path / "mine.safetensors")
+    robot = tmp_path / "arm.yaml"
+    robot.write_text(
+        "cameras: {base_0_rgb: cam}\nstate: [{key: q, names: j_1..6}]\nactions: [{names: j_1..6}]\n"
+        "statistics: mine.safetensors\n"
+    )
+    folder = write_openpi(tmp_path / "run", "pi05", action_horizon=15)
+    found = inspect_checkpoint(folder, config="pi05_droid", robot=str(robot))
+    assert found.statistics == (tmp_path / "mine.safetensors",)
+    assert found.normalization is not None
+    assert found.normalization.actions.q99 is not None
+    np.testing.assert_array_equal(found.normalization.actions.q99, np.float32(norm_stats(6, shift=0.2)["q99"]))
+
+
+def test_a_normalization_is_told_to_come_from_the_profile_that_changed_it(tmp_path: Path) -> None:
+    robot = tmp_path / "arm.yaml"
+    robot.write_text("base: droid\nnormalization: z_score\n")
+    folder = write_openpi(tmp_path / "run", "pi05", action_horizon=15)
+    found = inspect_checkpoint(folder, config="pi05_droid", robot=str(robot))
+    assert found.problems == ()
+    setting = found.settings["normalization"]
+    assert (setting.value, setting.source) == ("z_score", "the robot profile")
 
 
 def test_a_robot_that_does_not_exist_is_refused(tmp_path: Path) -> None:

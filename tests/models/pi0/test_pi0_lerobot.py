@@ -155,6 +155,14 @@ def test_relay_json_may_say_that_a_base_model_is_served_as_it_is(tmp_path: Path)
         ("chunk_size", 0, "action_horizon must be between 1 and 512, got 0"),
         ("max_action_dim", 24, "says action_dim 24, but the tensors say 32"),
         ("image_resolution", [448, 448], r"says image_resolution [448, 448], but the tensors say [224, 224]"),
+        ("type", [], "type is a list of 0 items, expected text"),
+        ("chunk_size", 15.0, "chunk_size is 15.0, expected an integer"),
+        ("chunk_size", True, "chunk_size is True, expected an integer"),
+        ("paligemma_variant", ["gemma_2b"], "paligemma_variant is a list of 1 items, expected text"),
+        ("image_resolution", 224, "image_resolution is 224, expected a list"),
+        ("image_resolution", [224], "image_resolution is [224], expected two integers"),
+        ("input_features", {"observation.images.front": 5}, "observation.images.front is 5, expected an object"),
+        ("output_features", {"action": {"type": "ACTION", "shape": [0]}}, "the shape of action is [0], expected one"),
         ("input_features", None, "input_features is missing"),
         ("input_features", {}, "input_features has no camera"),
     ],
@@ -172,6 +180,16 @@ def test_a_config_that_is_not_served_is_refused_by_key(key: str, value: Any, tex
         (PRE, "normalizer_processor", ("config", "norm_map", "VISUAL"), "MEAN_STD", "images are scaled with MEAN_STD"),
         (PRE, "normalizer_processor", ("state_file",), "../x.safetensors", "expected a file in the same folder"),
         (PRE, "normalizer_processor", ("state_file",), "absent.safetensors", "absent.safetensors"),
+        (PRE, "normalizer_processor", ("state_file",), 5, "state_file is 5, expected text"),
+        (PRE, "normalizer_processor", ("config",), [], "config is a list of 0 items, expected an object"),
+        (PRE, "normalizer_processor", ("config", "norm_map"), [], "norm_map is a list of 0 items, expected an object"),
+        (PRE, "normalizer_processor", ("config", "norm_map", "STATE"), [], "STATE is a list of 0 items, expected text"),
+        (PRE, "normalizer_processor", ("config", "features"), 5, "features is 5, expected an object"),
+        (PRE, "normalizer_processor", ("registry_name",), [], "registry_name is a list of 0 items, expected text"),
+        (PRE, "rename_observations_processor", ("config", "rename_map"), ["x"], "rename_map is a list of 1 items"),
+        (PRE, "rename_observations_processor", ("config", "rename_map"), {"a": []}, "a is a list of 0 items"),
+        (PRE, "relative_actions_processor", ("config", "enabled"), "false", "enabled is 'false', expected true or"),
+        (PRE, "relative_actions_processor", ("config", "action_names"), 5, "action_names is 5, expected a list"),
         (PRE, "device_processor", ("config", "float_dtype"), "bfloat16", "rounds to bfloat16"),
         (POST, "absolute_actions_processor", ("config", "enabled"), True, "must both be enabled or neither"),
         (POST, "unnormalizer_processor", ("registry_name",), "my.module.Step", "step 'my.module.Step' is not known"),
@@ -183,6 +201,42 @@ def test_a_step_that_is_not_done_here_is_refused_by_name(
     folder = write_lerobot(tmp_path, "pi05")
     change_step(folder, file, step, *keys, value=value)
     assert text in problem(folder)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ("none", "steps is 'none', expected a list"),
+        (None, "steps is missing, expected a list"),
+        (["x"], "steps[0] is 'x', expected an object"),
+        ([{}], "class is missing, expected text"),
+    ],
+)
+def test_steps_that_are_no_list_of_objects_are_refused(steps: Any, text: str, tmp_path: Path) -> None:
+    folder = write_lerobot(tmp_path, "pi05")
+    change_json(folder / PRE, "steps", value=steps)
+    assert f"{PRE}: {text}" in problem(folder)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_more_or_fewer_names_than_actions_leave_every_action_with_one(count: int, tmp_path: Path) -> None:
+    names = [f"joint_{i}" for i in range(count)]
+    profile = sound(write_lerobot(tmp_path, "pi05", relative={"action_names": names})).profile
+    assert profile is not None
+    expected = [f"joint_{i}" if i < count else f"action_{i}" for i in range(6)]
+    assert [action.name for action in profile.actions] == expected
+
+
+def test_a_single_camera_without_a_name_comes_under_its_own_key(tmp_path: Path) -> None:
+    features = {
+        "observation.image": {"type": "VISUAL", "shape": [3, 480, 640]},
+        "observation.state": {"type": "STATE", "shape": [6]},
+    }
+    profile = sound(write_lerobot(tmp_path, "pi05", config={"input_features": features})).profile
+    assert profile is not None
+    frame = np.zeros((4, 4, 3), np.uint8)
+    reading = profile.read({"observation.image": frame, "observation.state": np.zeros(6)})
+    assert reading.frames["observation.image"] is frame
 
 
 def test_steps_in_another_order_are_refused(tmp_path: Path) -> None:
@@ -229,3 +283,47 @@ def test_a_robots_profile_takes_the_place_of_the_folders_own(tmp_path: Path) -> 
     assert found.problems == ()
     assert found.profile is not None
     assert found.profile.name == "droid"
+
+
+def write_profile(path: Path, text: str = "") -> str:
+    """A profile of a robot with the folder's cameras and six joints."""
+    path.write_text(
+        "cameras: {front: cam/front, wrist: cam/wrist}\n"
+        f"state: [{{key: q, names: j_1..6}}]\nactions: [{{names: j_1..6}}]\n{text}\n"
+    )
+    return str(path)
+
+
+def test_a_profiles_statistics_are_not_ignored_beside_the_folders_own(tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", "statistics: mine.json")
+    text = problem(write_lerobot(tmp_path, "pi05"), robot=robot)
+    assert f"robot arm names the statistics {tmp_path / 'mine.json'}, but a lerobot folder is served with" in text
+    assert "leave 'statistics' out of the profile" in text
+
+
+@pytest.mark.parametrize("relative", ["", "relative: j_1..6", "relative: j_1..4"])
+def test_a_profile_with_other_offsets_than_the_folders_is_refused(relative: str, tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", relative)
+    text = problem(write_lerobot(tmp_path, "pi05", relative={"enabled": True}), robot=robot)
+    assert "robot arm takes 'j_" in text
+    assert "write 'relative: [j_1, j_2, j_3, j_4, j_5]' into the profile" in text
+
+
+def test_offsets_of_a_profile_are_refused_where_the_folder_gives_none(tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", "relative: j_2")
+    text = problem(write_lerobot(tmp_path, "pi05"), robot=robot)
+    assert "robot arm takes 'j_2' for an offset, but this checkpoint gives it as a value of its own" in text
+
+
+def test_a_profile_with_the_folders_offsets_is_served(tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", "relative: j_1..5")
+    found = inspect_checkpoint(write_lerobot(tmp_path, "pi05", relative={"enabled": True}), robot=robot)
+    assert found.problems == ()
+    assert found.profile is not None
+    assert [action.relative for action in found.profile.actions] == [True] * 5 + [False]
+
+
+def test_a_normalization_of_the_profile_that_is_not_the_folders_is_blamed_on_the_profile(tmp_path: Path) -> None:
+    robot = write_profile(tmp_path / "arm.yaml", "normalization: z_score")
+    text = problem(write_lerobot(tmp_path, "pi05"), robot=robot)
+    assert text.startswith("robot arm says normalization 'z_score', but lerobot's processor files say 'quantile'")

@@ -84,6 +84,54 @@ def test_another_networks_tokenizer_is_refused_at_the_start() -> None:
         PromptTokenizer(Characters(), 48, True, vocabulary_size=64).check()
 
 
+class Few(Characters):
+    """Knows no digits."""
+
+    unknown_id = 3
+
+    def encode(self, text: str) -> list[int]:
+        return [3 if character.isdigit() else ord(character) for character in text]
+
+
+def test_a_tokenizer_that_does_not_know_what_every_prompt_holds_is_refused() -> None:
+    PromptTokenizer(Few(), 48, False).check()
+    with pytest.raises(CheckpointError, match=r"does not know every piece of 'Task: .*pass PaliGemma's with"):
+        PromptTokenizer(Few(), 200, True).check()
+
+
+class AlmostGemma(Characters):
+    """Another vocabulary of PaliGemma's size."""
+
+    def __init__(self, newline: int, space: int) -> None:
+        self._ids = {"\n": newline, " ": space}
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(character, 1000) for character in text]
+
+
+@pytest.mark.parametrize(("newline", "space", "text"), [(107, 235_248, "107"), (108, 236_743, "236743")])
+def test_a_network_of_paligemmas_size_takes_paligemmas_tokenizer_only(newline: int, space: int, text: str) -> None:
+    PromptTokenizer(AlmostGemma(108, 235_248), 200, True, vocabulary_size=257_152).check()
+    PromptTokenizer(AlmostGemma(newline, space), 200, True, vocabulary_size=300_000).check()
+    with pytest.raises(CheckpointError, match=rf"the ids \[{text}\], PaliGemma's gives \["):
+        PromptTokenizer(AlmostGemma(newline, space), 200, True, vocabulary_size=257_152).check()
+
+
+def test_a_limit_that_the_state_alone_may_exceed_is_refused_at_the_start() -> None:
+    needed = 1 + len("Task: , State: 255 255 255;\nAction: ")
+    PromptTokenizer(Characters(), needed, True).check(3)
+    with pytest.raises(CheckpointError, match=f"max_token_len is {needed - 1}, but 3 state values need up to {needed}"):
+        PromptTokenizer(Characters(), needed - 1, True).check(3)
+
+
+def test_a_prompt_never_exceeds_the_limit_even_without_its_task() -> None:
+    state = np.array([2.0, 2.0], np.float32)
+    needed = 1 + len("Task: , State: 255 255;\nAction: ")
+    assert len(PromptTokenizer(Characters(), needed, True)("pick", state).tokens) == needed
+    with pytest.raises(ObservationError, match=f"it needs {needed} tokens, the model takes {needed - 1}"):
+        PromptTokenizer(Characters(), needed - 1, True)("pick", state)
+
+
 def test_a_long_task_is_cut_before_the_state_and_the_caller_is_told() -> None:
     prompt = PromptTokenizer(Characters(), 100, True)("x" * 3000, np.zeros(3, np.float32))
     text = spell(prompt.tokens)

@@ -80,7 +80,7 @@ def load_tokenizer(found: Inspection) -> PromptTokenizer:
     """The tokenizer of an inspection without problems.
 
     Raises:
-        CheckpointError: the file is damaged, or another model's tokenizer.
+        CheckpointError: the file is damaged, or another model's tokenizer, or the state alone does not fit the prompt.
     """
     assert found.config is not None
     assert found.tokenizer is not None
@@ -91,5 +91,5 @@ def load_tokenizer(found: Inspection) -> PromptTokenizer:
         raw=found.raw_prompt,
         vocabulary_size=found.config.vocab_size,
     )
-    prompts.check()
+    prompts.check(found.config.state_dim)
     return prompts

@@ -17,7 +17,8 @@ from relay.engine.weights import CheckpointError, TensorSource
 from relay.models.pi0.config import CAMERAS, Family, Pi0Config
 from relay.models.pi0.configurations import Configuration, find_configuration
 from relay.models.pi0.formats import Format, open_tensors, recognise
-from relay.models.pi0.lerobot import CONFIG_FILE, LerobotPolicy, lerobot_profile, read_json, read_lerobot
+from relay.models.pi0.json_entries import entry, entry_or, read_json
+from relay.models.pi0.lerobot import CONFIG_FILE, LerobotPolicy, lerobot_profile, read_lerobot
 from relay.models.pi0.scaling import Scaling, choose_scaling, real_state_dim
 from relay.models.pi0.settings import KEYS, SETTINGS_FILE, Setting, Settings, Source, heads_of, read_settings
 from relay.models.pi0.weights import Sizes, find_problems, read_sizes
@@ -174,10 +175,10 @@ def _collect(
         variants.append(policy.paligemma_variant)
     elif form == "openpi-pytorch" and (folder / CONFIG_FILE).is_file():
         stated = read_json(folder / CONFIG_FILE)
-        sources.append(
-            Source(f"openpi's {CONFIG_FILE}", {key: stated.get(key) for key in ("action_horizon", "action_dim")})
-        )
-        variants.append(stated.get("paligemma_variant"))
+        numbers = ("action_horizon", "action_dim")
+        sizes_stated = {key: entry(stated, key, int, CONFIG_FILE) for key in numbers if stated.get(key) is not None}
+        sources.append(Source(f"openpi's {CONFIG_FILE}", sizes_stated))
+        variants.append(entry_or(stated, "paligemma_variant", "", CONFIG_FILE) or None)
     if named is not None:
         sources.append(Source(f"the configuration {config}", named.settings()))
         variants.append(named.paligemma_variant)
@@ -222,7 +223,22 @@ def _choose_profile(folder: Path, settings: Settings, policy: LerobotPolicy | No
             f"robot {profile.name} takes {profile.action_dim} action dimensions, but this checkpoint gives "
             f"{policy.action_dim}"
         )
+    if policy is not None:
+        _agree_on_offsets(profile, policy)
     return profile
+
+
+def _agree_on_offsets(profile: RobotProfile, policy: LerobotPolicy) -> None:
+    """An offset that is taken for a position, or the other way round, would move the robot far."""
+    for action, offset in zip(profile.actions, policy.relative, strict=True):
+        if action.relative != offset:
+            own = "a value of its own"
+            said, given = (own, "an offset") if offset else ("an offset", own)
+            names = [name.name for name, relative in zip(profile.actions, policy.relative, strict=True) if relative]
+            raise CheckpointError(
+                f"robot {profile.name} takes {action.name!r} for {said}, but this checkpoint gives it as {given}: "
+                f"write 'relative: [{', '.join(names)}]' into the profile, as lerobot's processor files have it"
+            )
 
 
 def _configure(
@@ -313,7 +329,9 @@ def _resolved(settings: Settings, config: Pi0Config | None, scaling: Scaling | N
         found = {key: Setting(value, "the tensors") for key, value in told.items()} | found
         found.setdefault("state_dim", Setting(config.state_dim, "the robot or its statistics"))
     if scaling is not None and scaling.normalization is not None and scaling.normalization.style == "openpi":
-        found.setdefault("normalization", Setting(scaling.normalization.kind, "the robot profile"))
+        kind = scaling.normalization.kind
+        if "normalization" not in found or found["normalization"].value != kind:
+            found["normalization"] = Setting(kind, "the robot profile")
     if scaling is not None and scaling.asset_id is not None:
         found["asset_id"] = scaling.asset_id
     return {key: found[key] for key in KEYS if key in found}

@@ -6,7 +6,6 @@ policies/pi05/processor_pi05.py, processor/pipeline.py). Each step is known here
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any, cast
 from relay.engine.normalization import Kind, Normalization, Statistics
 from relay.engine.statistics import fit, read_lerobot_state
 from relay.engine.weights import CheckpointError
+from relay.models.pi0.json_entries import entry, entry_or, read_json
+from relay.protocol.wording import shown
 from relay.robots.profile import ActionDimension, Camera, RobotProfile, StatePart
 
 CONFIG_FILE = "config.json"
@@ -59,7 +60,7 @@ class LerobotPolicy:
         settings: what it says, as keys of `relay.json`.
         paligemma_variant: openpi's name for the sizes of vision tower and prefix transformer.
         image_resolution: (height, width) of the network's images.
-        cameras: names of the network's cameras, in the order of their tokens.
+        image_keys: lerobot's keys of the network's cameras, in the order of their tokens.
         state_dim, action_dim: the robot's real widths.
         state_kind, actions_kind: how each is scaled.
         state_file, actions_file: where the statistics stand; None where a step has no state file.
@@ -72,7 +73,7 @@ class LerobotPolicy:
     settings: Mapping[str, Any]
     paligemma_variant: str | None
     image_resolution: tuple[int, int]
-    cameras: tuple[str, ...]
+    image_keys: tuple[str, ...]
     state_dim: int
     action_dim: int
     state_kind: Kind
@@ -83,6 +84,11 @@ class LerobotPolicy:
     action_names: tuple[str, ...]
     renamed: tuple[tuple[str, str], ...]
     tokenizer_name: str | None
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the network's cameras: the keys without the beginning that most of them have."""
+        return tuple(map(_short, self.image_keys))
 
 
 def is_lerobot(folder: Path) -> bool:
@@ -97,7 +103,7 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
         CheckpointError: a file is missing or damaged, or says what this engine does not do.
     """
     config = read_json(folder / CONFIG_FILE)
-    family = config["type"]
+    family = entry(config, "type", str, CONFIG_FILE)
     if family not in _STEPS:
         raise CheckpointError(f"{CONFIG_FILE}: this is a {family!r} policy; pi0 and pi05 are served")
     for key, only in _DEFAULTS.items():
@@ -120,32 +126,35 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
     image_keys = [key for key in _features(config, "input_features", "VISUAL") if not key.startswith(EMPTY_CAMERA)]
     if not image_keys:
         raise CheckpointError(f"{CONFIG_FILE}: input_features has no camera")
-    state_dim = _width(config, "input_features", STATE, _number(config, "max_state_dim"))
-    action_dim = _width(config, "output_features", ACTION, _number(config, "max_action_dim"))
+    state_dim = _width(config, "input_features", STATE, entry(config, "max_state_dim", int, CONFIG_FILE))
+    action_dim = _width(config, "output_features", ACTION, entry(config, "max_action_dim", int, CONFIG_FILE))
     normalizer, unnormalizer = before[_NORMALIZER], after[_UNNORMALIZER]
     if _mode(normalizer, "VISUAL") != "none":
         raise CheckpointError(
             f"{PREPROCESSOR_FILE}: images are scaled with {normalizer.modes['VISUAL']}; only IDENTITY is supported"
         )
     state_kind = _mode(normalizer, "STATE")
-    only_some = normalizer.config.get("normalize_observation_keys")
-    if (only_some is not None and STATE not in only_some) or STATE not in normalizer.config.get("features", {STATE}):
+    only_some = entry_or(normalizer.config, "normalize_observation_keys", [STATE], PREPROCESSOR_FILE)
+    features = entry_or(normalizer.config, "features", {STATE: {}}, PREPROCESSOR_FILE)
+    if STATE not in only_some or STATE not in features:
         state_kind = "none"
-    names = before[_RELATIVE].config.get("action_names") if _RELATIVE in before else config.get("action_feature_names")
-    height, width = config.get("image_resolution") or (224, 224)
+    if _RELATIVE in before:
+        names = entry_or(before[_RELATIVE].config, "action_names", [], PREPROCESSOR_FILE)
+    else:
+        names = entry_or(config, "action_feature_names", [], CONFIG_FILE)
     return LerobotPolicy(
         settings={
             "model": family,
-            "action_horizon": _number(config, "chunk_size"),
-            "action_dim": _number(config, "max_action_dim"),
+            "action_horizon": entry(config, "chunk_size", int, CONFIG_FILE),
+            "action_dim": entry(config, "max_action_dim", int, CONFIG_FILE),
             "state_dim": state_dim,
             "state_in_prompt": family == "pi05",
-            "max_token_len": _number(before[_TOKENIZER].config, "max_length", PREPROCESSOR_FILE),
-            "num_steps": _number(config, "num_inference_steps"),
+            "max_token_len": entry(before[_TOKENIZER].config, "max_length", int, PREPROCESSOR_FILE),
+            "num_steps": entry(config, "num_inference_steps", int, CONFIG_FILE),
         },
-        paligemma_variant=config.get("paligemma_variant"),
-        image_resolution=(height, width),
-        cameras=tuple(_short(key) for key in image_keys),
+        paligemma_variant=entry_or(config, "paligemma_variant", "", CONFIG_FILE) or None,
+        image_resolution=_resolution(config),
+        image_keys=tuple(image_keys),
         state_dim=state_dim,
         action_dim=action_dim,
         state_kind=state_kind,
@@ -153,9 +162,9 @@ def read_lerobot(folder: Path) -> LerobotPolicy:
         state_file=normalizer.state_file,
         actions_file=unnormalizer.state_file,
         relative=_relative(before.get(_RELATIVE), after.get(_ABSOLUTE), action_dim),
-        action_names=tuple(map(str, names or ())),
-        renamed=tuple((before[_RENAME].config.get("rename_map") or {}).items()) if _RENAME in before else (),
-        tokenizer_name=before[_TOKENIZER].config.get("tokenizer_name"),
+        action_names=tuple(map(str, names)),
+        renamed=_renamed(before[_RENAME].config) if _RENAME in before else (),
+        tokenizer_name=entry_or(before[_TOKENIZER].config, "tokenizer_name", "", PREPROCESSOR_FILE) or None,
     )
 
 
@@ -176,10 +185,11 @@ def lerobot_profile(policy: LerobotPolicy) -> RobotProfile:
     Frames and state come under the network's own keys (`observation.images.front`), under those that lerobot renames to
     them, and as vLLM-Omni's clients send them: `front` in the map `images`, and `state`.
     """
-    names = policy.action_names or tuple(f"action_{i}" for i in range(policy.action_dim))
+    numbered = tuple(f"action_{i}" for i in range(policy.action_dim))
+    names = policy.action_names[: policy.action_dim] + numbered[len(policy.action_names) :]
     return RobotProfile(
         name="lerobot",
-        cameras=tuple(Camera(name, _camera_keys(policy, name)) for name in policy.cameras),
+        cameras=tuple(Camera(_short(key), _camera_keys(policy, key)) for key in policy.image_keys),
         state=(
             StatePart(
                 keys=(*_keys(policy, STATE), "state"),
@@ -204,9 +214,9 @@ class _Step:
     state_file: Path | None
 
     @property
-    def modes(self) -> Mapping[str, str]:
+    def modes(self) -> Mapping[str, Any]:
         """A normalizer's mode per kind of feature."""
-        return self.config.get("norm_map") or {}
+        return entry_or(self.config, "norm_map", {}, self.file)
 
 
 def _read_steps(path: Path, known: Sequence[str]) -> dict[str, _Step]:
@@ -216,16 +226,20 @@ def _read_steps(path: Path, known: Sequence[str]) -> dict[str, _Step]:
             "one from lerobot's migrate_policy_normalization.py"
         )
     steps: dict[str, _Step] = {}
-    for entry in read_json(path).get("steps") or ():
-        name = entry.get("registry_name") or entry.get("class")
+    listed = entry(read_json(path), "steps", list, path.name)
+    for index, step in enumerate(listed):
+        if not isinstance(step, dict):
+            raise CheckpointError(f"{path.name}: steps[{index}] is {shown(step)}, expected an object")
+        stated = cast("dict[str, Any]", step)
+        name = entry_or(stated, "registry_name", "", path.name) or entry(stated, "class", str, path.name)
         if name not in known:
             raise CheckpointError(f"{path.name}: step {name!r} is not known; known are {', '.join(known)}")
         if name in steps:
             raise CheckpointError(f"{path.name} has the step {name!r} twice")
-        state_file = entry.get("state_file")
-        if state_file is not None and Path(state_file).name != state_file:
+        state_file = entry_or(stated, "state_file", "", path.name)
+        if Path(state_file).name != state_file:
             raise CheckpointError(f"{path.name}: state_file is {state_file!r}, expected a file in the same folder")
-        config = entry.get("config") or {}
+        config = entry_or(stated, "config", {}, path.name)
         if name == _DEVICE and config.get("float_dtype") not in (None, "float32"):
             raise CheckpointError(
                 f"{path.name}: device_processor rounds to {config['float_dtype']}; only float32 is supported"
@@ -242,7 +256,7 @@ def _read_steps(path: Path, known: Sequence[str]) -> dict[str, _Step]:
 
 
 def _mode(step: _Step, feature: str) -> Kind:
-    mode = step.modes.get(feature, "IDENTITY")
+    mode = entry_or(step.modes, feature, "IDENTITY", step.file)
     if mode not in _KINDS:
         raise CheckpointError(f"{step.file}: {feature} is scaled with {mode!r}; supported are {', '.join(_KINDS)}")
     return _KINDS[mode]
@@ -251,13 +265,13 @@ def _mode(step: _Step, feature: str) -> Kind:
 def _relative(relative: _Step | None, absolute: _Step | None, action_dim: int) -> tuple[bool, ...]:
     """lerobot's mask: every dimension but those whose name holds that of an excluded joint."""
     config = relative.config if relative else {}
-    enabled = bool(config.get("enabled", False))
-    if enabled != bool(absolute and absolute.config.get("enabled", False)):
+    enabled = entry_or(config, "enabled", False, PREPROCESSOR_FILE)
+    if enabled != entry_or(absolute.config if absolute else {}, "enabled", False, POSTPROCESSOR_FILE):
         raise CheckpointError(f"{_RELATIVE} and {_ABSOLUTE} must both be enabled or neither")
     if not enabled:
         return (False,) * action_dim
-    excluded = [str(joint).lower() for joint in config.get("exclude_joints") or () if joint]
-    names = [str(name).lower() for name in config.get("action_names") or ()][:action_dim]
+    excluded = [str(joint).lower() for joint in entry_or(config, "exclude_joints", [], PREPROCESSOR_FILE) if joint]
+    names = [str(name).lower() for name in entry_or(config, "action_names", [], PREPROCESSOR_FILE)][:action_dim]
     kept = [any(joint in name for joint in excluded) for name in names]
     return tuple(not keep for keep in kept) + (True,) * (action_dim - len(kept))
 
@@ -279,7 +293,7 @@ def _features(config: Mapping[str, Any], key: str, kind: str) -> dict[str, Any]:
     if not isinstance(features, dict):
         raise CheckpointError(f"{CONFIG_FILE}: {key} is missing; it lists cameras, state and actions with their sizes")
     found = cast("dict[str, Any]", features)
-    return {name: feature for name, feature in found.items() if feature.get("type") == kind}
+    return {name: feature for name in found if (feature := entry(found, name, dict, CONFIG_FILE)).get("type") == kind}
 
 
 def _width(config: Mapping[str, Any], key: str, feature: str, padded: int) -> int:
@@ -288,25 +302,32 @@ def _width(config: Mapping[str, Any], key: str, feature: str, padded: int) -> in
     if feature not in features:
         return padded
     shape = features[feature].get("shape")
-    if not isinstance(shape, list) or len(cast("list[Any]", shape)) != 1 or type(shape[0]) is not int:
+    sound = isinstance(shape, list) and len(cast("list[Any]", shape)) == 1 and type(shape[0]) is int and shape[0] > 0
+    if not sound:
         raise CheckpointError(f"{CONFIG_FILE}: the shape of {feature} is {shape!r}, expected one number")
     return shape[0]
 
 
-def _number(config: Mapping[str, Any], key: str, file: str = CONFIG_FILE) -> int:
-    value = config.get(key)
-    if type(value) is not int:
-        raise CheckpointError(f"{file}: {key} is {value!r}, expected an integer")
-    return value
+def _resolution(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width of the network's images."""
+    sides = entry_or(config, "image_resolution", [224, 224], CONFIG_FILE)
+    if len(sides) != 2 or any(type(side) is not int for side in sides):
+        raise CheckpointError(f"{CONFIG_FILE}: image_resolution is {sides!r}, expected two integers")
+    return sides[0], sides[1]
+
+
+def _renamed(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    names = entry_or(config, "rename_map", {}, PREPROCESSOR_FILE)
+    return tuple((name, entry(names, name, str, PREPROCESSOR_FILE)) for name in names)
 
 
 def _short(image_key: str) -> str:
     return image_key.removeprefix(IMAGES)
 
 
-def _camera_keys(policy: LerobotPolicy, name: str) -> tuple[str, ...]:
+def _camera_keys(policy: LerobotPolicy, image_key: str) -> tuple[str, ...]:
     keys: list[str] = []
-    for key in _keys(policy, IMAGES + name):
+    for key in _keys(policy, image_key):
         keys += [key, f"images/{_short(key)}", f"images/{key}"]
     return tuple(dict.fromkeys(keys))
 
@@ -315,14 +336,3 @@ def _keys(policy: LerobotPolicy, key: str) -> tuple[str, ...]:
     """The robot's keys for one of the network's: those renamed to it, and itself unless it's renamed to another."""
     own = tuple(robots for robots, networks in policy.renamed if networks == key)
     return own if key in dict(policy.renamed) else (*own, key)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path.name} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path.name} holds a {type(content).__name__}, expected an object")
-    return cast("dict[str, Any]", content)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relay.engine.normalization import Kind, Normalization, Statistics
-from relay.engine.statistics import NORM_STATS_FILE, fit, read_norm_stats
+from relay.engine.statistics import NORM_STATS_FILE, fit, read_lerobot_state, read_norm_stats
 from relay.engine.weights import CheckpointError
 from relay.models.pi0.formats import ASSETS_FOLDER
-from relay.models.pi0.lerobot import LerobotPolicy, read_lerobot_normalization
+from relay.models.pi0.lerobot import ACTION, STATE, LerobotPolicy, read_lerobot_normalization
 from relay.models.pi0.settings import SETTINGS_FILE, Setting, Settings
 from relay.robots.profile import RobotProfile
 
@@ -41,9 +41,16 @@ def choose_scaling(
     if kind == "none":
         return Scaling(Normalization("none", "openpi", Statistics(), Statistics()))
     if policy is not None:
-        if kind is not None and not kind == policy.state_kind == policy.actions_kind:
+        if profile is not None and profile.statistics is not None:
             raise CheckpointError(
-                f"{SETTINGS_FILE} says normalization {kind!r}, but lerobot's processor files say "
+                f"robot {profile.name} names the statistics {profile.statistics}, but a lerobot folder is served with "
+                "those of its own processor files; leave 'statistics' out of the profile"
+            )
+        if kind is not None and not kind == policy.state_kind == policy.actions_kind:
+            stated = settings.found.get("normalization")
+            source = stated.source if stated and stated.value == kind else _of_profile(profile)
+            raise CheckpointError(
+                f"{source} says normalization {kind!r}, but lerobot's processor files say "
                 f"{policy.state_kind!r} for the state and {policy.actions_kind!r} for the actions"
             )
         files = [file for file in (policy.state_file, policy.actions_file) if file]
@@ -59,7 +66,7 @@ def choose_scaling(
     if kind is None:
         kind = settings.require("normalization")
     file, asset_id = _statistics_file(folder, settings, profile, assets)
-    state, actions = read_norm_stats(file)
+    state, actions = _read_statistics(file)
     state_dim = real_state_dim(settings, profile)
     state = fit(state, kind, state_dim, name="state", file=file)
     actions = fit(actions, kind, profile.action_dim if profile else None, name="actions", file=file)
@@ -72,6 +79,17 @@ def _kind(settings: Settings, profile: RobotProfile | None) -> Kind | None:
     if profile is not None and profile.normalization is not None and not (stated and stated.overrides):
         return profile.normalization
     return stated.value if stated else None
+
+
+def _read_statistics(file: Path) -> tuple[Statistics, Statistics]:
+    """State and actions of openpi's JSON, or of the state file of a lerobot normalizer."""
+    if file.suffix == ".safetensors":
+        return read_lerobot_state(file, STATE), read_lerobot_state(file, ACTION)
+    return read_norm_stats(file)
+
+
+def _of_profile(profile: RobotProfile | None) -> str:
+    return f"robot {profile.name}" if profile else "the robot profile"
 
 
 def _statistics_file(

@@ -5,7 +5,6 @@ The keys are those of `relay.json`, a file of ours beside the weights. Knows no 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.engine.weights import CheckpointError
+from relay.models.pi0.json_entries import read_json
 from relay.protocol.wording import shown
 
 SETTINGS_FILE = "relay.json"
@@ -123,12 +123,7 @@ class Settings:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Read `relay.json`: data only, unknown keys and wrong types refused."""
-    try:
-        settings = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path.name} is not JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path.name} holds a {type(settings).__name__}, expected an object")
+    settings = read_json(path)
     for key, value in settings.items():
         if key not in KEYS:
             near = get_close_matches(key, KEYS, n=1)

@@ -20,6 +20,10 @@ from relay.protocol.errors import ObservationError
 
 STATE_BINS = 256
 
+_PALIGEMMA_SIZE = 257_152
+_PALIGEMMA_IDS = {"\n": 108, " ": 235_248}
+"""Rows of PaliGemma's token embedding, and ids that its vocabulary has and others of this size have not."""
+
 
 class Vocabulary(Protocol):
     """A tokenizer file, loaded."""
@@ -76,26 +80,49 @@ class PromptTokenizer:
     raw: bool = False
     vocabulary_size: int | None = None
 
-    def check(self) -> None:
+    def check(self, state_dim: int = 0) -> None:
         """See that this tokenizer goes with the network.
 
+        Args:
+            state_dim: real width of the state, for which every prompt needs room.
+
         Raises:
-            CheckpointError: it gives ids that the network has no embedding for.
+            CheckpointError: it gives other ids than the network was trained with, or the state alone does not fit.
         """
         probe = "Task: , State: 0 1 2 3 4 5 6 7 8 9 -1;\nAction: " if self.state_in_prompt else "\n"
-        highest = max(self.vocabulary.bos_id, *self.vocabulary.encode(probe))
+        ids = self.vocabulary.encode(probe)
+        highest = max(self.vocabulary.bos_id, *ids)
         if self.vocabulary_size is not None and highest >= self.vocabulary_size:
             raise CheckpointError(
                 f"the tokenizer gives the id {highest}, but this network has {self.vocabulary_size} tokens: "
-                "it is another model's tokenizer"
+                f"it is another model's tokenizer; {_REMEDY}"
             )
+        if self.vocabulary.unknown_id in ids:
+            raise CheckpointError(
+                f"the tokenizer does not know every piece of {probe!r}, which all prompts hold: it is another model's "
+                f"tokenizer; {_REMEDY}"
+            )
+        for text, expected in _PALIGEMMA_IDS.items() if self.vocabulary_size == _PALIGEMMA_SIZE else ():
+            if self.vocabulary.encode(text) != [expected]:
+                raise CheckpointError(
+                    f"the tokenizer gives {text!r} the ids {self.vocabulary.encode(text)}, PaliGemma's gives "
+                    f"{[expected]}: it is another model's tokenizer; {_REMEDY}"
+                )
+        if self.state_in_prompt:
+            # The bins -1 and 255 are the longest in pieces and in digits.
+            needed = 1 + max(len(self.vocabulary.encode(f"Task: {_tail(np.full(state_dim, end))}")) for end in (-2, 2))
+            if needed > self.max_tokens:
+                raise CheckpointError(
+                    f"max_token_len is {self.max_tokens}, but {state_dim} state values need up to {needed} tokens "
+                    "before any word of the task; write a larger max_token_len into relay.json"
+                )
 
     def __call__(self, prompt: str, state: NDArray[np.floating[Any]] | None = None) -> Prompt:
         """Tokenize the task and, where the prompt holds it, the normalized state `(state_dim,)` of the real width."""
         task = prompt.removesuffix("\n") if self.raw else clean(prompt)
         if self.state_in_prompt:
             assert state is not None
-            tail = f", State: {' '.join(str(b) for b in discretize(state))};\nAction: "
+            tail = _tail(state)
             tokens, note = self._fit(task, lambda text: self.vocabulary.encode(f"Task: {text}{tail}"))
         elif self.raw:
             tokens, note = self._fit(task, lambda text: self.vocabulary.encode(f"{text}\n"))
@@ -125,6 +152,11 @@ class PromptTokenizer:
         everything = tokens(len(task))
         if len(everything) <= room:
             return [self.vocabulary.bos_id, *everything], None
+        least = len(tokens(0))
+        if least > room:
+            raise ObservationError(
+                f"prompt: without any word of the task it needs {least + 1} tokens, the model takes {self.max_tokens}"
+            )
         fits, too_long = 0, len(task)
         while too_long - fits > 1:
             middle = (fits + too_long) // 2
@@ -132,6 +164,13 @@ class PromptTokenizer:
         note = f"prompt truncated: it needs {len(everything) + 1} tokens, the model takes {self.max_tokens}; "
         note += f"the task text was cut to its first {fits} of {len(task)} characters"
         return [self.vocabulary.bos_id, *tokens(fits)], note
+
+
+_REMEDY = "pass PaliGemma's with --tokenizer FILE"
+
+
+def _tail(state: NDArray[np.floating[Any]]) -> str:
+    return f", State: {' '.join(str(b) for b in discretize(state))};\nAction: "
 
 
 def clean(prompt: str) -> str:

@@ -83,7 +83,10 @@ def do_not_fit(family: str, problems: Sequence[str]) -> str:
     """The problems of `find_problems` as one text."""
     shown = "\n  ".join(problems[:40])
     more = f"\n  and {len(problems) - 40} more" if len(problems) > 40 else ""
-    return f"the checkpoint's tensors do not fit a {family} network of these sizes:\n  {shown}{more}"
+    return (
+        f"the checkpoint's tensors do not fit a {family} network of these sizes; take a whole, unmodified checkpoint:"
+        f"\n  {shown}{more}"
+    )
 
 
 def ignored_names(names: Collection[str]) -> list[str]:
@@ -213,7 +216,9 @@ def read_sizes(stored_shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
 
     def shape(name: str) -> tuple[int, ...]:
         if name not in shapes:
-            raise CheckpointError(f"not a pi0 or pi05 checkpoint: it has no tensor {name}")
+            raise CheckpointError(
+                f"not a pi0 or pi05 checkpoint: it has no tensor {name}; take a whole one of these models"
+            )
         return shapes[name]
 
     def depth(prefix: str) -> int:
