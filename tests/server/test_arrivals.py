@@ -67,9 +67,10 @@ async def test_fragments_do_not_start_the_time_anew():
         slow.cancel()
 
 
-async def test_a_frame_that_stops_in_the_middle_is_cut_off():
+@pytest.mark.parametrize("end", [1, 2, 10, 14, 20], ids=["1", "2", "length", "mask", "payload"])
+async def test_a_frame_that_stops_in_the_middle_is_cut_off(end: int):
     async with running() as server, client(server) as websocket:
-        websocket.transport.write(frame(observation())[:20])
+        websocket.transport.write(frame(observation())[:end])
         assert (await goodbye(websocket))[0] == 1008
 
 

@@ -52,7 +52,7 @@ class PacedConnection(ServerConnection):
     def data_received(self, data: bytes) -> None:
         """Bytes from the network."""
         super().data_received(data)
-        if not self._fragmented and not self.protocol.reader.buffer:
+        if not self._fragmented and not self._is_within_frame():
             self._arriving = False
             return
         self._arrived += len(data)
@@ -68,6 +68,16 @@ class PacedConnection(ServerConnection):
             self._fragmented = not event.fin
             if event.fin:
                 self._arriving = False
+
+    def _is_within_frame(self) -> bool:
+        """Whether the parser waits for more of a frame; what it has of one is not always in the reader's buffer.
+
+        Its innermost generator tells: `read_exact` waits for the rest of a frame, `at_eof` for a frame to begin.
+        """
+        step: Any = self.protocol.parser
+        while step.gi_yieldfrom is not None:
+            step = step.gi_yieldfrom
+        return step.__name__ == "read_exact"
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end."""
