@@ -85,6 +85,14 @@ async def test_two_authorization_headers_are_none():
         assert (await turned_away(server, additional_headers=two))[0] == 401
 
 
+async def test_a_key_that_is_no_text_is_401():
+    async with running(api_keys=keys(ALICE)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe-0123456789\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 401 ")
+        writer.transport.abort()
+
+
 async def test_the_refusal_names_the_scheme_and_is_plain_text():
     async with running(api_keys=keys(ALICE)) as server:
         head, _ = await get(server, "GET / HTTP/1.1\nHost: x")

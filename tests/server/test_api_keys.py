@@ -46,7 +46,7 @@ def test_without_file_and_environment_there_are_no_keys():
     assert not read_api_keys(environment={})
 
 
-@pytest.mark.parametrize("wrong", ["", ALICE[:-1], ALICE + " ", ALICE.upper(), "ключ"])
+@pytest.mark.parametrize("wrong", ["", ALICE[:-1], ALICE + " ", ALICE.upper(), "ключ", "\udcff\udcfe"])
 def test_what_is_not_a_key_is_not_held(wrong: str):
     assert not read_api_keys(environment={"RELAY_API_KEYS": ALICE}).holds(wrong)
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import socket
+import struct
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,9 +71,10 @@ async def test_fragments_do_not_start_the_time_anew():
         slow.cancel()
 
 
-async def test_a_frame_that_stops_in_the_middle_is_cut_off():
+@pytest.mark.parametrize("end", [1, 2, 10, 14, 20], ids=["1", "2", "length", "mask", "payload"])
+async def test_a_frame_that_stops_in_the_middle_is_cut_off(end: int):
     async with running() as server, client(server) as websocket:
-        websocket.transport.write(frame(observation())[:20])
+        websocket.transport.write(frame(observation())[:end])
         assert (await goodbye(websocket))[0] == 1008
 
 
@@ -137,3 +142,107 @@ async def test_an_idle_connection_is_left_alone():
         await ask(websocket, observation())
         await asyncio.sleep(2 * LIMIT)
         assert "actions" in await ask(websocket, observation())
+
+
+def cheap_frames(opcode: int, count: int, payload: bytes = b"") -> bytes:
+    return bytes([opcode, 0x80 | len(payload), 0, 0, 0, 0, *payload]) * count
+
+
+async def lost(websocket: ClientConnection) -> None:
+    """Wait for an end without a close frame."""
+    with pytest.raises(ConnectionClosed) as caught:
+        await asyncio.wait_for(websocket.recv(), 5)
+    assert caught.value.rcvd is None
+
+
+@pytest.mark.parametrize("opcode", [0x89, 0x8A], ids=["pings", "pongs"])
+async def test_a_flood_of_pings_or_pongs_is_cut_off_and_only_its_client(opcode: int, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    async with running() as server, client(server) as other, client(server) as websocket:
+        websocket.transport.write(cheap_frames(opcode, 40_000))
+        await lost(websocket)
+        assert "actions" in await ask(other, observation())
+    assert caplog.text.count("is dropped: more than 100 pings and pongs a second") == 1
+
+
+async def test_a_ping_flood_goes_no_further_than_its_first_slice(monkeypatch: pytest.MonkeyPatch):
+    seen: list[Any] = []
+    process_event = arrivals.PacedConnection.process_event
+
+    def counting(self: arrivals.PacedConnection, event: Any) -> None:
+        seen.append(event)
+        process_event(self, event)
+
+    monkeypatch.setattr(arrivals.PacedConnection, "process_event", counting)
+    async with running() as server, client(server) as websocket:
+        server.connections[0].data_received(cheap_frames(0x89, 40_000))
+        assert len(seen) <= 1 + arrivals.SLICE_BYTES // 6
+        await lost(websocket)
+
+
+async def test_the_pongs_of_one_slice_are_written_in_one_piece(monkeypatch: pytest.MonkeyPatch):
+    async with running() as server, client(server):
+        (connection,) = server.connections
+        written: list[bytes] = []
+        monkeypatch.setattr(connection.transport, "write", written.append)
+        connection.data_received(cheap_frames(0x89, 100, b"abc"))
+        assert written == [b"\x8a\x03abc" * 100]
+
+
+async def test_a_ping_flood_whose_sender_is_gone_leaves_no_line_for_each_ping(caplog: pytest.LogCaptureFixture):
+    async with running() as server, client(server) as websocket:
+        (connection,) = server.connections
+        sock = websocket.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        websocket.transport.abort()
+        await asyncio.sleep(0)
+        connection.data_received(cheap_frames(0x89, 40_000))
+        await connection.wait_closed()
+    assert "socket.send() raised exception" not in caplog.text
+
+
+async def test_pings_that_had_piled_up_are_answered():
+    async with running() as server, client(server) as websocket:
+        pongs = [await websocket.ping() for _ in range(200)]
+        await asyncio.wait_for(asyncio.gather(*pongs), 5)
+        assert "actions" in await ask(websocket, observation())
+
+
+async def test_pings_at_a_moderate_pace_may_go_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(arrivals, "CONTROLS_AT_ONCE", 10)
+    async with running() as server, client(server) as websocket:
+        for _ in range(40):
+            await asyncio.wait_for(await websocket.ping(), 5)
+            await asyncio.sleep(0.02)
+
+
+async def test_pings_whose_pongs_are_not_read_earn_no_new_ones(monkeypatch: pytest.MonkeyPatch):
+    async with running() as server, client(server) as websocket:
+        (connection,) = server.connections
+        monkeypatch.setattr(connection.transport, "get_write_buffer_size", lambda: 1)
+        for _ in range(3):
+            connection.data_received(cheap_frames(0x89, 80))
+            await asyncio.sleep(0.5)
+        assert not connection.transport.is_closing()
+        connection.data_received(cheap_frames(0x89, 80))
+        assert connection.transport.is_closing()
+        await lost(websocket)
+
+
+@pytest.mark.parametrize("payload", [b"", b"a"], ids=["empty", "a byte each"])
+async def test_a_message_in_very_many_fragments_is_cut_off(payload: bytes, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    async with running() as server, client(server) as other, client(server) as websocket:
+        websocket.transport.write(cheap_frames(0x02, 1, payload) + cheap_frames(0x00, 20_000, payload))
+        await lost(websocket)
+        assert "actions" in await ask(other, observation())
+    assert "is dropped: a message of more than 4096 fragments" in caplog.text
+
+
+async def test_a_message_in_some_thousand_fragments_is_taken():
+    message = observation(3, filling=bytes(4_000))
+    parts = [message[n : n + 1] for n in range(len(message) - 1)]
+    async with running() as server, client(server) as websocket:
+        stream = cheap_frames(0x02, 1, parts[0]) + b"".join(cheap_frames(0x00, 1, part) for part in parts[1:])
+        websocket.transport.write(stream + cheap_frames(0x80, 1, message[-1:]))
+        assert unpack(await asyncio.wait_for(websocket.recv(), 5))["actions"][0, 0] == 3

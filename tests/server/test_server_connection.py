@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from fake_policy import DIM, HORIZON, FakeEngine, ask, client, dial, observation
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS
 from relay.protocol.messages import Infer
 from relay.protocol.msgpack_numpy import pack, unpack
+from relay.server import keepalive
 from relay.server.scheduler import Answer, Scheduler
 from relay.server.sessions import Session
 
@@ -304,18 +307,26 @@ async def test_a_failing_row_does_not_hurt_its_batch():
         assert sorted(engine.batches[1]) == [1, 2]
 
 
-async def test_a_client_that_vanishes_takes_its_queued_requests_with_it():
+@pytest.mark.parametrize("requests", [2, 4, 5, 12])
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+async def test_a_client_that_vanishes_takes_its_queued_requests_with_it(
+    requests: int, reset: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(keepalive, "GONE_CHECK_S", 0.05)
     engine = FakeEngine()
     async with running(engine) as server, client(server) as stays:
         async with client(server) as leaves:
             engine.open.clear()
             await stays.send(observation(1))
             await asyncio.to_thread(engine.began.wait, 5)
-            for value in (2, 3):
-                await leaves.send(observation(value))
-            await until(lambda: server.outstanding == 3)
+            for value in range(requests):
+                await leaves.send(observation(2 + value))
+            await until(lambda: server.outstanding == 1 + min(requests, MAX_OUTSTANDING_REQUESTS))
+            if reset:
+                sock = leaves.transport.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             leaves.transport.abort()
-            await until(lambda: server.outstanding == 1)
+            await until(lambda: server.outstanding == 1 and len(server.connections) == 1)
         engine.open.set()
         assert "actions" in unpack(await stays.recv())
         assert "actions" in await ask(stays, observation(4))

@@ -89,4 +89,5 @@ def _checked(keys: Iterable[tuple[str, str]], source: str) -> list[str]:
 
 
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+    # What a client sends for a key may be any bytes, and some releases of `websockets` decode them to surrogates.
+    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

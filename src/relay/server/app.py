@@ -32,7 +32,7 @@ from relay.server.admission import Admission, Exposed, bound_addresses, check_ex
 from relay.server.connection import Goodbye, peer_name, serve_connection
 from relay.server.dialects import NO_POLICY, dialect_for, is_health_check, is_metrics
 from relay.server.door import Entrance
-from relay.server.log_limit import LimitedLog
+from relay.server.log_limit import LimitedLog, leave_out_bad_requests
 from relay.server.metrics_page import MetricsPage
 from relay.server.policies import NotServed, Offer, Policies
 from relay.server.settings import ServerSettings
@@ -65,6 +65,7 @@ def serve(policies: LoadEngine | Mapping[str, Offer], settings: ServerSettings |
     A lost device ends the process with code 1 without unwinding.
     """
     sys.setswitchinterval(SWITCH_S)
+    leave_out_bad_requests()
     server = Server(policies, settings)
     failure = _run(_serve_until_signal(server))
     if isinstance(failure, DeviceFault) or not server.released:

@@ -1,8 +1,12 @@
-"""A connection whose messages have to arrive at some pace: one that trickles in holds memory and never gets anywhere.
+"""A connection whose messages have to arrive at some pace, and whose frames have to carry something.
 
-A message has 30 s, and a larger one 30 s for every MiB. So a byte a second is cut off after half a minute, and a peer
-that falls silent in the middle likewise, while 64 MiB over a bad radio link of 0.5 Mbit/s are taken. Time in which the
-server itself does not read, for it has enough from this client, does not count.
+One that trickles in holds memory and never gets anywhere. A message has 30 s, and a larger one 30 s for every MiB. So a
+byte a second is cut off after half a minute, and a peer that falls silent in the middle likewise, while 64 MiB over a
+bad radio link of 0.5 Mbit/s are taken. Time in which the server itself does not read, for it has enough from this
+client, does not count.
+
+Pings cost their sender little and the server an answer each, for which everyone else waits: a flood of them is cut off,
+and so is a message in very many pieces.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import logging
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection
-from websockets.frames import DATA_OPCODES, Frame
+from websockets.frames import DATA_OPCODES, Frame, Opcode
 
 MESSAGE_S = 30.0
 """From the first byte of a message to its last, or to the next full MiB."""
@@ -23,6 +27,19 @@ PROGRESS_BYTES = 1024 * 1024
 CHECK_S = 5.0
 """How often a message on its way is looked at. Time is counted in such looks: if the event loop stands still, what has
 come meanwhile is read before the next one."""
+
+CONTROLS_PER_S = 100
+"""Pings and pongs that a peer may send in the long run, as long as it takes in what it is sent; clients need three a
+minute."""
+
+CONTROLS_AT_ONCE = 256
+"""And how many may come together, as they do when the server had stopped reading for a while."""
+
+MAX_FRAGMENTS = 4096
+"""Pieces of one message; newer releases of `websockets` have the same bound, older ones none."""
+
+SLICE_BYTES = 16 * 1024
+"""What is looked at in one go. 256 KiB of bare frames, as they come from the socket, would take half a second."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +57,9 @@ class PacedConnection(ServerConnection):
         self._arriving = False
         self._arrived = 0
         self._waited = 0.0
-        self._fragmented = False
+        self._fragments = 0
+        self._controls = float(CONTROLS_AT_ONCE)
+        self._last_control = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -51,8 +70,11 @@ class PacedConnection(ServerConnection):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the network."""
-        super().data_received(data)
-        if not self._fragmented and not self.protocol.reader.buffer:
+        for start in range(0, len(data), SLICE_BYTES):
+            super().data_received(data[start : start + SLICE_BYTES])
+            if self.transport.is_closing():
+                return
+        if not self._fragments and not self._is_within_frame():
             self._arriving = False
             return
         self._arrived += len(data)
@@ -61,13 +83,50 @@ class PacedConnection(ServerConnection):
         if self._timer is None:
             self._timer = self.loop.call_later(CHECK_S, self._check)
 
+    def send_data(self) -> None:
+        """Write what is to be sent, all pongs in one piece: to a peer that is gone, asyncio logs each attempt."""
+        pieces = self.protocol.writes
+        if len(pieces) > 1:
+            self.protocol.writes = [b"".join(pieces), *(piece for piece in pieces[-1:] if not piece)]
+        super().send_data()
+
     def process_event(self, event: Any) -> None:
         """A frame is complete; the last of a message ends the time it had."""
         super().process_event(event)
-        if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
-            self._fragmented = not event.fin
+        if not isinstance(event, Frame):
+            return
+        if event.opcode in DATA_OPCODES:
+            self._fragments = 0 if event.fin else self._fragments + 1
             if event.fin:
                 self._arriving = False
+            elif self._fragments == MAX_FRAGMENTS:
+                self._drop(f"a message of more than {MAX_FRAGMENTS} fragments")
+        elif event.opcode is not Opcode.CLOSE and not self.transport.is_closing():
+            self._count_control()
+
+    def _count_control(self) -> None:
+        """Take one from what the peer may send; that grows while it takes in what it is sent, the pongs included."""
+        now = self.loop.time()
+        if not self.transport.get_write_buffer_size():
+            self._controls = min(CONTROLS_AT_ONCE, self._controls + (now - self._last_control) * CONTROLS_PER_S)
+        self._last_control = now
+        self._controls -= 1
+        if self._controls < 0:
+            self._drop(f"more than {CONTROLS_PER_S} pings and pongs a second")
+
+    def _is_within_frame(self) -> bool:
+        """Whether the parser waits for more of a frame; what it has of one is not always in the reader's buffer.
+
+        Its innermost generator tells: `read_exact` waits for the rest of a frame, `at_eof` for a frame to begin.
+        """
+        step: Any = self.protocol.parser
+        while step.gi_yieldfrom is not None:
+            step = step.gi_yieldfrom
+        return step.__name__ == "read_exact"
+
+    def _drop(self, why: str) -> None:
+        logger.info("%s is dropped: %s", self.remote_address, why)
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end."""

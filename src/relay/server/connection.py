@@ -19,7 +19,7 @@ from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS
 from relay.protocol.messages import Infer, Reset, decode_request
 from relay.server.dialects import Dialect, Reply
 from relay.server.idle import QuietTime, close_when_idle
-from relay.server.keepalive import keep_alive, send_promptly
+from relay.server.keepalive import drop_when_gone, keep_alive, send_promptly
 from relay.server.metrics import Outcome, PolicyMetrics, outcome_of
 from relay.server.remarks import Remarks
 from relay.server.scheduler import Scheduler
@@ -63,14 +63,15 @@ async def serve_connection(
     metrics.open_sessions.add(client.sessions)
     client.start(_greet(client, worker))
     reader = asyncio.create_task(_receive(client))
-    watchers = [asyncio.create_task(keep_alive(websocket))]
+    closed = asyncio.create_task(websocket.wait_closed())  # a reader that waits for room would not notice
+    watchers = [closed, asyncio.create_task(keep_alive(websocket)), asyncio.create_task(drop_when_gone(websocket))]
     if dialect.idle_timeout:
         watchers.append(asyncio.create_task(close_when_idle(websocket, client.quiet, dialect.idle_timeout)))
     try:
-        await asyncio.wait({reader, client.over, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({reader, client.over, closed, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             if worker.engine is not None:
-                await _finish(client, reader)
+                await _finish(client, reader, closed)
             await websocket.close(stopping.result().code, stopping.result().reason)
     finally:
         tasks = [reader, *watchers, *client.turns]
@@ -228,14 +229,12 @@ async def _answer(message: str | bytes, client: _Client) -> Reply | Reset:
             return Reply(request, answer, notes, parse_ms, infer_ms)
 
 
-async def _finish(client: _Client, reader: asyncio.Task[None]) -> None:
+async def _finish(client: _Client, reader: asyncio.Task[None], closed: asyncio.Task[None]) -> None:
     """Take what is on its way, answer all that was taken; give up when the connection is closed under it."""
-    await asyncio.wait({reader, client.over}, timeout=LAST_CALL_S, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({reader, client.over, closed}, timeout=LAST_CALL_S, return_when=asyncio.FIRST_COMPLETED)
     await _cancel([reader])
-    closed = asyncio.create_task(client.websocket.wait_closed())
     assert client.last is not None  # the greeting, if nothing else
     await asyncio.wait({client.last, client.over, closed}, return_when=asyncio.FIRST_COMPLETED)
-    await _cancel([closed])
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

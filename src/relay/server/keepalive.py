@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
+import sys
 
 from websockets.asyncio.server import ServerConnection
 
@@ -15,6 +17,9 @@ SEND_TIMEOUT_S = 10.0
 
 CHECK_S = 5.0
 """How often an unanswered ping is looked at."""
+
+GONE_CHECK_S = 4.0
+"""How often a connection that is not read is asked whether it still stands."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +48,30 @@ async def keep_alive(
             logger.info("%s left a ping unanswered for %g s and is dropped", websocket.remote_address, timeout)
             websocket.transport.abort()
             return
+
+
+async def drop_when_gone(websocket: ServerConnection) -> None:
+    """Drop a peer that closes or loses its connection while this server does not read from it, and so is not told.
+
+    What stands unread in the socket does not hide that. Windows cannot be asked; there the next reply finds out.
+    """
+    if sys.platform == "win32":
+        return
+    transport = websocket.transport
+    while True:
+        await asyncio.sleep(GONE_CHECK_S)
+        if transport.is_closing():
+            return
+        if not transport.is_reading() and _has_left(transport):
+            logger.info("%s left while its requests were waiting", websocket.remote_address)
+            transport.abort()
+            return
+
+
+def _has_left(transport: asyncio.Transport) -> bool:
+    poll = select.poll()  # tells errors and full ends unasked; that the peer has closed its side, only Linux tells
+    poll.register(transport.get_extra_info("socket"), getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
 
 
 async def send_promptly(websocket: ServerConnection, frame: str | bytes, timeout: float = SEND_TIMEOUT_S) -> None:

@@ -1,8 +1,9 @@
-"""A bound on what one client can write into the log."""
+"""Bounds on what clients can write into the log."""
 
 from __future__ import annotations
 
 import logging
+import traceback
 from time import monotonic
 from typing import Any
 
@@ -40,3 +41,19 @@ class LimitedLog:
         if self._left_out:
             self._logger.warning("%d more lines about %s were left out", self._left_out, self._subject)
             self._left_out = 0
+
+
+def leave_out_bad_requests() -> None:
+    """Keep from the log what `websockets` before version 17 writes, as errors with tracebacks, of others' bad requests.
+
+    Some of its releases write that even of health checks and of upgrades that were turned away.
+    """
+    logging.getLogger("websockets.server").addFilter(_is_our_affair)
+
+
+def _is_our_affair(record: logging.LogRecord) -> bool:
+    """Whether a record is no failed handshake, or one that failed in this program's own code."""
+    if record.msg != "opening handshake failed" or record.exc_info is None:
+        return True
+    frames = traceback.walk_tb(record.exc_info[2])
+    return any(frame.f_globals.get("__name__", "").startswith("relay.") for frame, _ in frames)
