@@ -15,6 +15,7 @@ from relay.client.connection import Greeting
 from relay.protocol import msgpack_numpy
 from relay.protocol.errors import InvalidPayload
 from relay.protocol.limits import MAX_MESSAGE_BYTES
+from relay.protocol.options import OPTION_KEYS
 from relay.protocol.wording import clipped, quoted
 from relay.protocol.wording import shown as worded
 
@@ -25,26 +26,11 @@ LONGEST_JSON: Final = 65_536
 
 VLLM_PATH: Final = "/v1/realtime/robot/openpi"
 
-REQUEST_OPTIONS: Final = (
-    "num_steps",
-    "num_inference_steps",
-    "sampling_params",
-    "seed",
-    "noise",
-    "adapter_dir",
-    "deadline_ms",
-    "prev_actions",
-    "inference_delay",
-    "execution_horizon",
-    "executed_actions",
-)
-"""Keys of an observation that ask for something; a server that does not know one ignores it without a word."""
-
 
 class PeerKind(Enum):
     """The servers a policy may find, each with the request options that it heeds."""
 
-    RELAY = "a relay server", frozenset(REQUEST_OPTIONS)
+    RELAY = "a relay server", frozenset(OPTION_KEYS)
     HOSTED = "a server with pi0's documented metadata", frozenset({"num_steps", "adapter_dir"})
     VLLM = "a vLLM-Omni server", frozenset({"seed", "sampling_params"})
     STOCK = "a stock OpenPI server", frozenset[str]()
@@ -83,7 +69,7 @@ class Peer:
         Raises:
             ValueError: naming the options.
         """
-        ignored = [name for name in REQUEST_OPTIONS if name in observation and name not in self.kind.options]
+        ignored = [name for name in OPTION_KEYS if name in observation and name not in self.kind.options]
         if ignored:
             raise ValueError(
                 f"{', '.join(map(repr, ignored))} would be ignored: {self.kind.title} is at the other end; "

@@ -49,7 +49,7 @@ def take_options(observation: dict[str, Any]) -> Options:
     Raises:
         ObservationError: naming the key, what came and what is expected.
     """
-    if OPTION_KEYS.isdisjoint(observation):
+    if _OPTION_KEYS.isdisjoint(observation):
         return _NONE
     seed = _take_seed(observation)
     noise = _take_array(observation, "noise", "(action_horizon, action_dim)", exact=True)
@@ -69,22 +69,22 @@ def take_options(observation: dict[str, Any]) -> Options:
     )
 
 
-OPTION_KEYS: Final = frozenset(
-    (
-        "num_steps",
-        "num_inference_steps",
-        "sampling_params",
-        "seed",
-        "noise",
-        "adapter_dir",
-        "deadline_ms",
-        "prev_actions",
-        "inference_delay",
-        "execution_horizon",
-        "executed_actions",
-    )
+OPTION_KEYS: Final = (
+    "num_steps",
+    "num_inference_steps",
+    "sampling_params",
+    "seed",
+    "noise",
+    "adapter_dir",
+    "deadline_ms",
+    "prev_actions",
+    "inference_delay",
+    "execution_horizon",
+    "executed_actions",
 )
 """Every key of a request that is an option and no part of what the robot sees."""
+
+_OPTION_KEYS: Final = frozenset(OPTION_KEYS)
 
 _NONE: Final = Options()
 

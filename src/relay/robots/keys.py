@@ -18,7 +18,7 @@ MODEL_KEYS = frozenset({"image", "image_mask", "state"})
 PROMPT_KEYS = frozenset({"prompt", "tokenized_prompt", "tokenized_prompt_mask"})
 """The task in words, the same in every format."""
 
-RESERVED_KEYS = PROMPT_KEYS | OPTION_KEYS | {"session_id"}
+RESERVED_KEYS = PROMPT_KEYS.union(OPTION_KEYS, ("session_id",))
 """Keys that mean the same for every robot; what comes under them never gets to a profile."""
 
 
