@@ -12,6 +12,8 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
