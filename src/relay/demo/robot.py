@@ -38,7 +38,7 @@ from relay.demo.tabletop import (
 Array = NDArray[np.float32]
 
 # `drawing.CAMERAS` has no `right_wrist_0_rgb`: the policy masks cameras that are absent.
-STATE_NAMES = ("tool_x", "tool_y", "tool_z", "gripper")
+
 ACTION_HORIZON = 16
 ACTION_DIM = 4
 

@@ -10,8 +10,6 @@ from relay.models.pi0.tokenizer import STATE_BINS
 FIRST_STATE_BIN = 256
 """Ids 256 to 511 are the bins 0 to 255, so that a bin's embedding can start as a smooth function of its value."""
 
-VOCABULARY_SIZE = FIRST_STATE_BIN + STATE_BINS
-
 
 def write_tokenizer(path: Path) -> None:
     """Write `tokenizer.json`; special ids stand where Gemma has them."""
