@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ _LONGEST_TIMEOUT_S: Final = 1e8  # what a lock can wait for on every platform, a
 MAX_NOTES: Final = 32
 LONGEST_NOTE: Final = 2_048
 """What is kept of a server's notes on one reply; ours sends a few sentences."""
+
+Route = Literal["proxied", "direct"]
+"""Over the address that was given, whatever stands there, or over the server's own, which it offered."""
 
 RESET: Final = msgpack_numpy.pack({"endpoint": "reset"})
 
@@ -83,6 +86,7 @@ class Exchange:
     def __init__(self, greeting: Greeting, codec: Codec) -> None:
         self.peer: Final = read_peer(greeting)
         self.codec: Final = _codec_for(self.peer, codec, greeting.url)
+        self.route: Final[Route] = "direct" if greeting.direct else "proxied"
         self.last: LastCall | None = None
         self._sessions: dict[str, None] = {}  # ids that the server knows, the least recently used first
 
