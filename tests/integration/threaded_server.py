@@ -33,7 +33,7 @@ class AnswersWhenPrepared:
 
 @contextmanager
 def serving(policy: Engine | LoadEngine, **settings: Any) -> Iterator[str]:
-    """Serve an engine, or what loads one, on a free port of loopback, unless `port` says which; yields the URL, drains in the end."""
+    """Serve an engine, or what loads one, on loopback, by default on a free port; yields the URL, drains in the end."""
     started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]] = queue.SimpleQueue()
 
     async def main() -> None:
