@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 import trustme
-from tiny_servers import METADATA, STATE, VLLM_METADATA, LoopbackServers, echo_state, openpi_server, vllm_server
+from tiny_servers import (
+    METADATA,
+    STATE,
+    VLLM_METADATA,
+    Behaviour,
+    LoopbackServers,
+    echo_state,
+    openpi_server,
+    vllm_server,
+)
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
@@ -27,6 +36,7 @@ from relay import AsyncPolicy, Policy, PolicyClient
 from relay.client import direct_route
 from relay.client.direct_route import FailedAddresses, NoDirectRoute, address_class, permitted
 from relay.client.peer import VLLM_PATH
+from relay.protocol import msgpack_numpy
 from relay.protocol.direct_route import RESPONSE_HEADERS, read_direct_url
 from relay.server.tls import certificate_sha256
 
@@ -144,7 +154,9 @@ class Servers:
         self.heard = Heard()
         self.proxied = Heard()
 
-    def start(self, offer: dict[str, Any], heard: Heard, name: str, **options: Any) -> str:
+    def start(
+        self, offer: dict[str, Any], heard: Heard, name: str, behaviour: Behaviour | None = None, **options: Any
+    ) -> str:
         async def behave(websocket: ServerConnection) -> None:
             assert websocket.request is not None
             vllm = websocket.request.path.endswith(VLLM_PATH)
@@ -168,7 +180,7 @@ class Servers:
                     response.headers[header] = offer[key]
 
         options = {"process_request": note, **options}
-        return self._servers.start(behave, relay=True, process_response=add_headers, **options)
+        return self._servers.start(behaviour or behave, relay=True, process_response=add_headers, **options)
 
     def direct(self, instance_id: str | None = "one", **options: Any) -> str:
         """Where the direct route leads; what it hears is kept in `heard`."""
@@ -215,7 +227,8 @@ async def test_the_first_connection_is_closed_when_the_direct_one_has_proved_its
     tiny.proxied = tiny.heard  # one list for both
     await client(tiny.offering(for_path(tiny.direct(), client, request)))
     servers.stop()
-    assert tiny.heard.events[:3] == ["proxied opened", "direct opened", "proxied closed 1000"]
+    assert tiny.heard.events[:2] == ["proxied opened", "direct opened"]
+    assert "proxied closed 1000" in tiny.heard.events
 
 
 async def test_the_ticket_is_not_among_the_metadata(
@@ -279,7 +292,10 @@ def silent_port(backlog: int, accept: bool) -> Iterator[int]:
 
 
 async def _nothing(websocket: ServerConnection) -> None:
-    await websocket.wait_closed()
+    """Say nothing, and hear nothing either, such as a goodbye."""
+    websocket.transport.pause_reading()
+    await asyncio.sleep(3)
+    websocket.transport.abort()
 
 
 def _answer(status: HTTPStatus, **headers: str) -> dict[str, Any]:
@@ -330,14 +346,16 @@ async def test_a_route_that_does_not_work_leaves_the_client_where_it_was(
 
 
 @pytest.mark.parametrize(
-    ("backlog", "accept"), [(0, False), (16, True)], ids=["packets that are dropped", "accepts and never answers"]
+    ("scheme", "backlog", "accept"),
+    [("ws", 0, False), ("ws", 16, True), ("wss", 16, True)],
+    ids=["packets that are dropped", "accepts and never answers", "never answers TLS"],
 )
 async def test_a_silent_route_costs_its_budget_and_no_more(
-    client: Client, tiny: Servers, backlog: int, accept: bool, monkeypatch: pytest.MonkeyPatch
+    client: Client, tiny: Servers, scheme: str, backlog: int, accept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_route, "BUDGET_S", 2.0)  # the real one
     with silent_port(backlog, accept) as port:
-        visit = await client(tiny.offering(f"ws://127.0.0.1:{port}"))
+        visit = await client(tiny.offering(f"{scheme}://127.0.0.1:{port}"))
     assert visit.route == "proxied"
     assert 1.9 < visit.seconds < 3.5
 
@@ -448,6 +466,30 @@ def test_an_offer_of_another_form_is_not_taken(
         assert policy.route == "proxied"
     assert "no direct route" in caplog.text
     assert tiny.heard.requests == []
+
+
+def test_a_program_that_ends_at_once_leaves_no_connection_behind(tiny: Servers, servers: LoopbackServers) -> None:
+    ended, left = threading.Event(), threading.Event()
+
+    async def hard_of_hearing(websocket: ServerConnection) -> None:
+        await websocket.send(msgpack_numpy.pack(METADATA))
+        websocket.transport.pause_reading()
+        await asyncio.to_thread(ended.wait, 20)  # so that the goodbye is not answered before
+        websocket.transport.resume_reading()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(websocket.wait_closed(), 5)
+            left.set()
+        websocket.transport.abort()
+
+    offer = {"instance_id": "one", "direct_url": tiny.direct(), "direct_ticket": TICKET}
+    asyncio.run(_opened_and_closed(tiny.start(offer, tiny.proxied, "proxied", hard_of_hearing)))
+    ended.set()
+    assert left.wait(10)
+
+
+async def _opened_and_closed(url: str) -> None:
+    async with AsyncPolicy(url, direct=True) as policy:
+        assert policy.route == "direct"
 
 
 # ---- what is remembered, and what starts anew

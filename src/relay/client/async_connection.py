@@ -143,6 +143,9 @@ class AsyncWebSocketConnection:
             self._cut(None)  # the closing handshake would wait behind the messages
         try:
             await self._websocket.close()
+        except asyncio.CancelledError:
+            self._cut(None)  # the program ends: nobody would be left to close the socket
+            raise
         finally:
             self._guarding.cancel()
         if self._reading is not None:
