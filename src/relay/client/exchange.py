@@ -50,6 +50,7 @@ class LastCall:
         decode_ms: unpacking the reply.
         bytes_sent, bytes_received: sizes of the two messages.
         late_replies: replies dropped since connecting because their request had timed out.
+        reconnected: the first since the connection was made again.
     """
 
     notes: tuple[str, ...]
@@ -61,38 +62,45 @@ class LastCall:
     bytes_sent: int
     bytes_received: int
     late_replies: int
+    reconnected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One observation on its way: the message, its session, and when its encoding began and ended."""
+    """One observation on its way: the message, its session, when it was given and its encoding began and ended."""
 
     message: bytes
     session: str
-    started: float
+    given: float
+    begun: float
     encoded: float
 
 
 class Exchange:
     """One connection's requests and replies, with the sessions that the server knows.
 
+    Args:
+        last: what the client knows of its last call, over a connection that was lost.
+        again: the connection takes the place of a lost one.
+
     Raises:
         RuntimeError: the greeting shows that the server serves no policy.
     """
 
-    def __init__(self, greeting: Greeting, codec: Codec) -> None:
+    def __init__(self, greeting: Greeting, codec: Codec, last: LastCall | None = None, *, again: bool = False) -> None:
         self.peer: Final = read_peer(greeting)
         self.codec: Final = _codec_for(self.peer, codec, greeting.url)
-        self.last: LastCall | None = None
+        self.last = last
+        self._again = again
         self._sessions: dict[str, None] = {}  # ids that the server knows, the least recently used first
 
-    def encode(self, observation: Mapping[str, Any]) -> Request:
-        """Make a message of an observation.
+    def encode(self, observation: Mapping[str, Any], given: float | None = None) -> Request:
+        """Make a message of an observation, which came just now, or at `given`, a `time.perf_counter()`.
 
         Raises:
             ValueError: it holds an option that this server would ignore, or is too big to send.
         """
-        started = perf_counter()
+        begun = perf_counter()
         self.peer.check_options(observation)
         images = decode_images(observation) if self.codec is None else encode_images(observation, self.codec)
         message = msgpack_numpy.pack(images)
@@ -101,7 +109,7 @@ class Exchange:
                 f"the observation has {len(message):,} bytes; this server takes at most {self.peer.max_payload:,}: "
                 "send smaller or compressed frames"
             )
-        return Request(message, _session_name(observation), started, perf_counter())
+        return Request(message, _session_name(observation), begun if given is None else given, begun, perf_counter())
 
     def give_up(self, request: Request) -> None:
         """Note that nobody waits for the reply any more; the server goes on and will have seen the session."""
@@ -122,14 +130,16 @@ class Exchange:
         self.last = LastCall(
             notes=_notes(value),
             session_fresh=None if self.peer.kind is PeerKind.STOCK else not known,
-            age_ms=1000 * (finished - request.started),
-            encode_ms=1000 * (request.encoded - request.started),
+            age_ms=1000 * (finished - request.given),
+            encode_ms=1000 * (request.encoded - request.begun),
             round_trip_ms=1000 * (received - request.encoded),
             decode_ms=1000 * (finished - received),
             bytes_sent=len(request.message),
             bytes_received=len(reply),
             late_replies=late_replies,
+            reconnected=self._again,
         )
+        self._again = False
         self._remember(request.session)
         return value
 

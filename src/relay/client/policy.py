@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Any
 
 from relay.client.access import check_headers, read_access
-from relay.client.cold_start import connect_when_ready
+from relay.client.cold_start import Waiting, connect_when_ready
 from relay.client.conversation import Conversation
 from relay.client.exchange import LastCall, as_openpi_map, check_codec, check_timeout
+from relay.client.reconnect import Gaps, Reconnect, check_reconnect
 from relay.protocol.images import Codec
 
 
@@ -29,6 +30,8 @@ class Policy:
             authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
         proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
             the environment names.
+        reconnect: True connects again when the connection is lost, and sends a request again that cannot have run;
+            "always" sends any request again, whose reply was lost. False raises `ConnectionClosed`.
 
     Raises:
         ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
@@ -49,12 +52,20 @@ class Policy:
         connect_timeout: float | None = None,
         ca_file: str | Path | None = None,
         proxy: str | None = None,
+        reconnect: Reconnect = False,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
         check_headers(headers or {})
+        check_reconnect(reconnect)
         access = read_access(url, ca_file, proxy)
-        self._conversation = Conversation(connect_when_ready(url, headers or {}, connect_timeout, access), codec)
+        first = connect_when_ready(url, headers or {}, connect_timeout, access)
+        self._conversation = Conversation(
+            first,
+            codec,
+            Gaps.wanted(reconnect, connect_timeout, lambda: Waiting(url, None, access, again=True)),
+            lambda waiting: connect_when_ready(url, headers or {}, waiting.remaining, access, waiting),
+        )
 
     def infer(self, observation: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """Send one observation and return the next actions.
@@ -101,6 +112,11 @@ class Policy:
     def last(self) -> LastCall | None:
         """Notes, timings and sizes of the last successful `infer`; None before the first."""
         return self._conversation.exchange.last
+
+    @property
+    def reconnects(self) -> int:
+        """How many lost connections were made again."""
+        return self._conversation.reconnects
 
     def close(self) -> None:
         """Close the connection; any later `infer` raises `websockets.exceptions.ConnectionClosed`."""

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.client.access import check_headers, read_access
-from relay.client.cold_start import connect_once
+from relay.client.cold_start import Waiting, connect_once, connect_when_ready
 from relay.client.conversation import Conversation
 from relay.client.exchange import LastCall, check_codec, check_timeout, error_text
+from relay.client.reconnect import Gaps, Reconnect, check_reconnect
 from relay.client.settings import policy_url
 from relay.protocol.images import Codec
 
@@ -34,6 +35,8 @@ class PolicyClient:
             authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
         proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
             the environment names.
+        reconnect: True connects again when the connection is lost, and sends a request again that cannot have run;
+            "always" sends any request again, whose reply was lost. False raises `ConnectionClosed`.
 
     Raises:
         KeyError: `WALLE_URL` is not set.
@@ -55,13 +58,21 @@ class PolicyClient:
         connect_timeout: float | None = None,
         ca_file: str | Path | None = None,
         proxy: str | None = None,
+        reconnect: Reconnect = False,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
         check_headers(headers or {})
+        check_reconnect(reconnect)
         url = policy_url(model)
         access = read_access(url, ca_file, proxy)
-        self._conversation = Conversation(connect_once(url, headers or {}, connect_timeout, access), codec)
+        first = connect_once(url, headers or {}, connect_timeout, access)
+        self._conversation = Conversation(
+            first,
+            codec,
+            Gaps.wanted(reconnect, connect_timeout, lambda: Waiting(url, None, access, again=True)),
+            lambda waiting: connect_when_ready(url, headers or {}, waiting.remaining, access, waiting),
+        )
 
     def infer(
         self, observation: Mapping[str, Any], *, timeout: float | None = None
@@ -117,6 +128,11 @@ class PolicyClient:
     def last(self) -> LastCall | None:
         """Timings and sizes of the last `infer` that returned actions; None before the first."""
         return self._conversation.exchange.last
+
+    @property
+    def reconnects(self) -> int:
+        """How many lost connections were made again."""
+        return self._conversation.reconnects
 
     def close(self) -> None:
         """Close the connection; any later call raises `websockets.exceptions.ConnectionClosed`."""
