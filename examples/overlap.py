@@ -38,7 +38,7 @@ def main(url: str = "ws://127.0.0.1:8000", episodes: str = "5") -> None:
                 due = play(table, commands[: REPLAN_EVERY - AHEAD], due)
                 following = background.submit(ask, *observe(table))
                 due = play(table, commands[REPLAN_EVERY - AHEAD : REPLAN_EVERY], due)
-                late += not following.done()
+                late += not (following.done() or over(table))
                 commands = following.result()[AHEAD:]  # waits, and the robot with it, if the call took longer
             outcome = "done" if table.succeeded else "not done"
             prompt = robot.task_prompt(table.cube, table.plate)

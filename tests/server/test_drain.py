@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 from fake_policy import DIM, HORIZON, dial, observation
 from test_server_process import ended, process
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
 
+import relay
+from relay.client import cold_start
 from relay.protocol.limits import SUBPROTOCOL
 from relay.protocol.msgpack_numpy import unpack
 
@@ -121,3 +126,76 @@ async def stop_under_load(seed: int) -> None:
     moment, ahead = random.uniform(0.0, 0.8), random.choice([1, 3, 6])
     print(f"seed {seed}: SIGTERM after {moment:.3f} s, up to {ahead} requests at once")
     await stop_at(moment, ahead)
+
+
+# ---- our own clients, across a restart
+
+
+@dataclass
+class Reconnecting:
+    """One of our clients, asking back to back until it is told to stop."""
+
+    policy: Any
+    number: int
+    stopping: threading.Event
+    answered: int = 0
+
+    async def drive(self) -> None:
+        if isinstance(self.policy, relay.Policy):
+            await asyncio.to_thread(self._drive_blocking)
+            return
+        while not self.stopping.is_set():
+            self._check(await self.policy.infer(self._observation(), timeout=60))
+
+    def _drive_blocking(self) -> None:
+        while not self.stopping.is_set():
+            self._check(self.policy.infer(self._observation(), timeout=60))
+
+    def _observation(self) -> dict[str, Any]:
+        return {"state": np.full(DIM, self._value, np.float32)}
+
+    def _check(self, reply: dict[str, Any]) -> None:
+        assert (reply["actions"] == self._value).all()
+        self.answered += 1
+
+    @property
+    def _value(self) -> float:
+        return self.number * 10_000.0 + self.answered
+
+
+async def test_reconnecting_clients_outlive_a_restart_and_no_observation_runs_twice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cold_start, "LONGEST_DELAY_S", 0.25)
+    stopping, port, ran = threading.Event(), 0, 0
+    robots: list[Reconnecting] = []
+    driving: list[asyncio.Task[None]] = []
+    try:
+        for restarts in range(2):
+            async with process("quick", port) as (server, port):
+                if not robots:
+                    url = f"ws://127.0.0.1:{port}"
+                    for number in range(8):
+                        address = url + ("/v1/realtime/robot/openpi" if number % 2 else "")
+                        kind = relay.Policy if number < 4 else relay.AsyncPolicy
+                        opened = await asyncio.to_thread(kind, address, reconnect=True)
+                        policy = await opened if isinstance(opened, relay.AsyncPolicy) else opened
+                        robots.append(Reconnecting(policy, number, stopping))
+                    driving = [asyncio.create_task(robot.drive()) for robot in robots]
+                while any(robot.policy.reconnects < restarts for robot in robots):
+                    await asyncio.wait(driving, timeout=0.02, return_when=asyncio.FIRST_EXCEPTION)
+                    assert not any(task.done() for task in driving), [task for task in driving if task.done()]
+                await asyncio.sleep(0.3)
+                if restarts == 1:
+                    stopping.set()
+                    await asyncio.gather(*driving)
+                server.send_signal(signal.SIGTERM)
+                code, out, err = await ended(server)
+                assert code == 0, err
+                ran += int(out.removeprefix("returned "))
+        assert ran == sum(robot.answered for robot in robots)
+        assert [robot.policy.reconnects for robot in robots] == [1] * 8
+    finally:
+        stopping.set()
+        for robot in robots:
+            closing = robot.policy.close()
+            if closing is not None:
+                await closing
