@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -229,6 +229,29 @@ def test_a_message_cut_off_on_its_way_is_repeated(name: str, servers: LoopbackSe
         breaking.join()
         assert client.reconnects == 1
     assert server.asked == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["Policy", "AsyncPolicy"])
+def test_after_a_failed_request_the_next_one_connects_before_it_is_sent(name: str, servers: LoopbackServers) -> None:
+    """An OpenPI server closes after a failure, but perhaps only when the next request is on its way already."""
+
+    async def fail(websocket: ServerConnection, count: int) -> bool:
+        if count:
+            return False  # no server answers this one; here it would tell that it came
+        await websocket.send("Traceback (most recent call last): state has 7 values")
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(websocket.wait_closed(), 0.3)
+        await websocket.close(1011, "Internal server error. Traceback included in previous frame.")
+        return True
+
+    server = Server(fail, fail)
+    with each_client(name, servers.start(server, relay=True), reconnect=True) as client:
+        for value in (1, 2):
+            with pytest.raises(RuntimeError, match="state has 7 values"):
+                client.infer(state(value))
+        ask(client, 3)
+        assert client.reconnects == 2
+    assert server.asked == [1, 2, 3]
 
 
 # ---- what is told

@@ -29,7 +29,7 @@ from websockets.sync.client import connect
 import relay
 from fault_proxy import FaultProxy, in_thread
 from field.loopback import CLIENTS, PATHS, Served, robot, serving, state
-from relay.client import async_connection, connection
+from relay.client import async_connection, cold_start, connection
 from relay.engine.base import Progress
 from relay.protocol.msgpack_numpy import unpack
 
@@ -260,12 +260,40 @@ def test_lesson_1_5_a_link_lost_in_mid_inference_is_an_error_within_the_timeout(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_lesson_1_5_without_a_timeout_unanswered_pings_end_the_wait(name: str, monkeypatch: pytest.MonkeyPatch):
-    """python-websockets/websockets#1527. Scaled: a ping after 0.1 s that may take 0.5 s."""
+def test_lesson_1_5_with_reconnect_a_lost_link_is_an_error_within_the_timeout_and_then_bridged(
+    name: str, quick_pings: None
+):
+    """python-websockets/websockets#1527."""
+    engine = FakeEngine(infer_seconds=0.3)
+    with (
+        serving(engine) as server,
+        in_thread(FaultProxy(server.port)) as proxy,
+        each_client(name, proxy.url, reconnect="always") as client,
+    ):
+        threading.Timer(0.1, lambda: go_silent(proxy)).start()
+        for timeout in (1.0, 1.0):  # in the first the link is found dead, in the second no other is there yet
+            started = time.monotonic()
+            with pytest.raises(TimeoutError, match="no reply"):
+                client.infer(state(1), timeout=timeout)
+            assert time.monotonic() - started < timeout + 4.0  # the rule says 2, on a machine that is not overloaded
+        proxy.to_server.swallow = proxy.to_client.swallow = False
+        assert client.infer(state(2), timeout=30)[0, 0] == 2
+        assert client.reconnects == 1
+
+
+@pytest.fixture
+def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ping after 0.1 s that may take 0.5 s; and a handshake likewise."""
     for module in (connection, async_connection):
         monkeypatch.setattr(module, "WATCH_PERIOD_S", 0.05)
         monkeypatch.setattr(module, "PING_INTERVAL_S", 0.1)
         monkeypatch.setattr(module, "PING_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(cold_start, "HANDSHAKE_TIMEOUT_S", 0.5)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_lesson_1_5_without_a_timeout_unanswered_pings_end_the_wait(name: str, quick_pings: None):
+    """python-websockets/websockets#1527. Scaled: a ping after 0.1 s that may take 0.5 s."""
     engine = FakeEngine(infer_seconds=0.3)
     with serving(engine) as server, in_thread(FaultProxy(server.port)) as proxy, robot(name, proxy.url) as infer:
         threading.Timer(0.1, lambda: go_silent(proxy)).start()

@@ -68,7 +68,7 @@ class AsyncPolicy:
         self._headers = headers or {}
         self._connect_timeout = connect_timeout
         self._access = read_access(url, ca_file, proxy)
-        self._gaps = Gaps.wanted(reconnect, connect_timeout, lambda: Waiting(url, None, self._access, again=True))
+        self._gaps = Gaps(reconnect, url, self._headers, self._access, connect_timeout) if reconnect else None
         self._open: tuple[AsyncWebSocketConnection, Exchange] | None = None
         self._opening = False
         self._bridge: Bridge | None = None
@@ -135,6 +135,8 @@ class AsyncPolicy:
                 raise
             if self._gaps is not None:
                 self._gaps.settle()
+                if exchange.closes_after(reply):
+                    await connection.close()  # lest the next request is on its way when the server does
             return as_openpi_map(exchange.decode(request, reply, connection.late_replies), exchange.peer)
 
     async def reset(self, *, timeout: float | None = None) -> None:

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from relay.client.access import shown
 from relay.client.connection import Connection
 from relay.client.exchange import RESET, Exchange, check_reset, check_timeout
-from relay.client.reconnect import Call, Connect, Gaps, bridge, check_same_policy
+from relay.client.reconnect import Call, Gaps, bridge, check_same_policy
 from relay.protocol.images import Codec
 
 
@@ -23,19 +23,15 @@ class Conversation:
     Args:
         connection: what it begins with.
         gaps: how lost connections are made again; None leaves them lost.
-        connect: makes one.
 
     Raises:
         RuntimeError: the server serves no policy; the connection is then closed.
     """
 
-    def __init__(
-        self, connection: Connection, codec: Codec, gaps: Gaps | None = None, connect: Connect | None = None
-    ) -> None:
+    def __init__(self, connection: Connection, codec: Codec, gaps: Gaps | None = None) -> None:
         self._connection = connection
         self._codec = codec
         self._gaps = gaps
-        self._connect = connect
         self._closed = False
         try:
             self.exchange = Exchange(connection.greeting, codec)
@@ -86,14 +82,15 @@ class Conversation:
             raise call.overdue(error) from error.__cause__
         if self._gaps is not None:
             self._gaps.settle()
+            if self.exchange.closes_after(reply):
+                self._connection.close()  # lest the next request is on its way when the server does
         return self.exchange.decode(request, reply, self._connection.late_replies)
 
     def _bridge_gap(self, call: Call) -> None:
         """Have a connection again, if it is lost."""
         if self._gaps is None or self._gaps.loss is None or self._closed:
             return
-        assert self._connect is not None, "gaps are bridged by connecting"
-        connection = bridge(self._gaps, call, self._connect)
+        connection = bridge(self._gaps, call)
         server = shown(connection.greeting.url)
         try:
             exchange = Exchange(connection.greeting, self._codec, self.exchange.last, again=True)

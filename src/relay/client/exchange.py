@@ -143,6 +143,10 @@ class Exchange:
         self._remember(request.session)
         return value
 
+    def closes_after(self, reply: bytes | str) -> bool:
+        """Whether the server closes the connection after this reply, as OpenPI's do after a failure."""
+        return isinstance(reply, str) and not self.peer.vllm_path
+
     def forget_sessions(self) -> None:
         """Take every session for unseen, as the server does at a reset."""
         self._sessions.clear()

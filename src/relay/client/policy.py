@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from relay.client.access import check_headers, read_access
-from relay.client.cold_start import Waiting, connect_when_ready
+from relay.client.cold_start import connect_when_ready
 from relay.client.conversation import Conversation
 from relay.client.exchange import LastCall, as_openpi_map, check_codec, check_timeout
 from relay.client.reconnect import Gaps, Reconnect, check_reconnect
@@ -59,13 +59,8 @@ class Policy:
         check_headers(headers or {})
         check_reconnect(reconnect)
         access = read_access(url, ca_file, proxy)
-        first = connect_when_ready(url, headers or {}, connect_timeout, access)
-        self._conversation = Conversation(
-            first,
-            codec,
-            Gaps.wanted(reconnect, connect_timeout, lambda: Waiting(url, None, access, again=True)),
-            lambda waiting: connect_when_ready(url, headers or {}, waiting.remaining, access, waiting),
-        )
+        gaps = Gaps(reconnect, url, headers or {}, access, connect_timeout) if reconnect else None
+        self._conversation = Conversation(connect_when_ready(url, headers or {}, connect_timeout, access), codec, gaps)
 
     def infer(self, observation: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """Send one observation and return the next actions.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.client.access import check_headers, read_access
-from relay.client.cold_start import Waiting, connect_once, connect_when_ready
+from relay.client.cold_start import connect_once
 from relay.client.conversation import Conversation
 from relay.client.exchange import LastCall, check_codec, check_timeout, error_text
 from relay.client.reconnect import Gaps, Reconnect, check_reconnect
@@ -66,13 +66,8 @@ class PolicyClient:
         check_reconnect(reconnect)
         url = policy_url(model)
         access = read_access(url, ca_file, proxy)
-        first = connect_once(url, headers or {}, connect_timeout, access)
-        self._conversation = Conversation(
-            first,
-            codec,
-            Gaps.wanted(reconnect, connect_timeout, lambda: Waiting(url, None, access, again=True)),
-            lambda waiting: connect_when_ready(url, headers or {}, waiting.remaining, access, waiting),
-        )
+        gaps = Gaps(reconnect, url, headers or {}, access, connect_timeout) if reconnect else None
+        self._conversation = Conversation(connect_once(url, headers or {}, connect_timeout, access), codec, gaps)
 
     def infer(
         self, observation: Mapping[str, Any], *, timeout: float | None = None

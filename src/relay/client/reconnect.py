@@ -6,14 +6,15 @@ Decides and counts for all clients; makes the blocking ones' connections again. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Final, Literal, TypeAlias, cast
 
 from websockets.exceptions import ConnectionClosed
 
-from relay.client.cold_start import Waiting
+from relay.client.access import Access
+from relay.client.cold_start import Waiting, connect_when_ready
 from relay.client.connection import Connection
 from relay.client.peer import Peer
 from relay.protocol import msgpack_numpy
@@ -101,32 +102,34 @@ class Gaps:
     """The gaps in a client's connection: whether to bridge them, how long to wait, and how many there were.
 
     Args:
-        always: also repeat requests that may have run.
+        reconnect: True, or "always" to repeat also requests that may have run.
+        url, headers, access: the way to the server, from its beginning.
         connect_timeout: seconds for connecting in each call; None for as long as it takes.
-        new_waiting: how patience with the server begins.
     """
 
-    def __init__(self, always: bool, connect_timeout: float | None, new_waiting: Callable[[], Waiting]) -> None:
-        self.bridged = 0
+    def __init__(
+        self,
+        reconnect: Reconnect,
+        url: str,
+        headers: Mapping[str, str],
+        access: Access,
+        connect_timeout: float | None,
+    ) -> None:
+        self.url: Final = url
+        self.headers: Final = headers
+        self.access: Final = access
         self.connect_timeout: Final = connect_timeout
+        self.bridged = 0
         self.loss: ConnectionClosed | None = None
-        self._always = always
-        self._new_waiting = new_waiting
+        self._always = reconnect == "always"
         self._waiting: Waiting | None = None
         self._began = 0.0
-
-    @classmethod
-    def wanted(
-        cls, reconnect: Reconnect, connect_timeout: float | None, new_waiting: Callable[[], Waiting]
-    ) -> Gaps | None:
-        """What the caller's `reconnect` asks for."""
-        return cls(reconnect == "always", connect_timeout, new_waiting) if reconnect else None
 
     @property
     def waiting(self) -> Waiting:
         """The patience of this gap, and of those that followed one another without a reply in between."""
         if self._waiting is None:
-            self._waiting = self._new_waiting()
+            self._waiting = Waiting(self.url, None, self.access, again=True)
         return self._waiting
 
     def open(self, loss: ConnectionClosed) -> None:
@@ -175,10 +178,7 @@ class Gaps:
         return min(limits, default=None)
 
 
-Connect = Callable[[Waiting], Connection]
-
-
-def bridge(gaps: Gaps, call: Call, connect: Connect) -> Connection:
+def bridge(gaps: Gaps, call: Call) -> Connection:
     """Make a blocking client's connection again, and wait for that as long as the call may take.
 
     Raises:
@@ -193,7 +193,7 @@ def bridge(gaps: Gaps, call: Call, connect: Connect) -> Connection:
     try:
         waiting.sleep(waiting.pause)
         waiting.check_due()
-        return connect(waiting)
+        return connect_when_ready(gaps.url, gaps.headers, waiting.remaining, gaps.access, waiting)
     except Exception as error:
         if waiting.abandoned:
             raise gaps.loss from None
