@@ -23,6 +23,7 @@ from websockets.http11 import Request, Response
 import relay
 from fault_proxy import FaultProxy, in_thread
 from relay.client import cold_start
+from relay.client.exchange import Exchange
 from relay.protocol import msgpack_numpy
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -212,19 +213,29 @@ def test_a_request_that_ends_every_connection_is_given_up(name: str, servers: Lo
 
 
 @every_client
-def test_a_message_cut_off_on_its_way_is_repeated(name: str, servers: LoopbackServers) -> None:
+def test_a_message_cut_off_on_its_way_is_repeated(
+    name: str, servers: LoopbackServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A part of a message cannot be read, so that the request cannot have run."""
+    encode = Exchange.encode
+
+    def encode_and_break_off(*arguments: Any) -> Any:
+        request = encode(*arguments)
+        if len(request.message) > 1 << 20 and not breaking.is_alive() and not client.reconnects:
+            breaking.start()
+        return request
+
     server = Server()
     with behind_proxy(servers, server) as proxy, each_client(name, proxy.url, reconnect=True) as client:
         ask(client, 1)
         proxy.to_server.bytes_per_second = 100_000
 
         def break_off() -> None:
-            proxy.to_server.bytes_per_second = None
             proxy.reset()
+            proxy.to_server.bytes_per_second = None
 
         breaking = threading.Timer(0.5, break_off)
-        breaking.start()
+        monkeypatch.setattr(Exchange, "encode", encode_and_break_off)
         assert client.infer(state(2, note=np.zeros(32 << 20, np.uint8)))[0] == 2
         breaking.join()
         assert client.reconnects == 1
