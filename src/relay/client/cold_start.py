@@ -213,8 +213,10 @@ class Waiting:
 
     def out_of_time(self, reason: str | None = None) -> TimeoutError:
         """What to raise when the time is over; without a reason, with the one that was last reported."""
-        within = "" if self._timeout is None else f" within {round(self._timeout, 2):g} s"
-        return TimeoutError(f"no policy server at {self._server}{within}: {reason or self._reported or 'no answer'}")
+        reason = reason or self._reported or "no answer"
+        if self._timeout is None:
+            return TimeoutError(f"no policy server at {self._server} in time: {reason}")
+        return TimeoutError(f"no policy server at {self._server} within {round(self._timeout, 2):g} s: {reason}")
 
     def say_connected(self) -> None:
         """Log that the metadata is waited for."""

@@ -92,10 +92,9 @@ class Call:
 
     def overdue(self, error: TimeoutError) -> TimeoutError:
         """What to raise when the time is over: the error itself, or one that tells the whole story."""
-        if not self._crossed:
+        if not self._crossed or self._timeout is None:
             return error
-        within = "" if self._timeout is None else f" within {self._timeout:g} s, connecting again included"
-        return TimeoutError(f"no reply{within}: {error}")
+        return TimeoutError(f"no reply within {self._timeout:g} s, connecting again included: {error}")
 
 
 class Gaps:
