@@ -416,6 +416,9 @@ def test_without_a_timeout_a_server_that_is_gone_is_waited_for(name: str, server
         assert client.reconnects == 1
 
 
+@pytest.mark.filterwarnings(  # websockets 13 trips over a connection that is reset at once
+    "ignore:Exception in thread .*recv_events:pytest.PytestUnhandledThreadExceptionWarning"
+)
 @every_client
 def test_short_calls_during_a_long_gap_keep_to_the_back_off(
     name: str, servers: LoopbackServers, monkeypatch: pytest.MonkeyPatch
@@ -589,6 +592,26 @@ async def test_tasks_share_one_reconnection(servers: LoopbackServers) -> None:
             assert [reply["actions"][0] for reply in replies] == list(range(8))
             assert policy.reconnects == 1
     assert server.connections == 2
+
+
+async def test_a_request_that_shared_the_connection_with_a_failed_one_is_not_taken_for_untouched(
+    servers: LoopbackServers,
+) -> None:
+    """The client closes after the failure, so that the code of the close tells nothing of the other request."""
+
+    async def fail_second(websocket: ServerConnection, count: int) -> bool:
+        if count == 0:
+            await websocket.recv()  # both requests are here, and the other may be running
+            await websocket.send("Traceback (most recent call last): state has 7 values")
+            await websocket.wait_closed()
+        return count == 0
+
+    url = servers.start(Server(fail_second), relay=True)
+    async with relay.AsyncPolicy(url, reconnect=True) as policy:
+        first, second = await asyncio.gather(policy.infer(state(1)), policy.infer(state(2)), return_exceptions=True)
+        assert isinstance(first, RuntimeError)
+        assert isinstance(second, ConnectionClosed)
+        await policy.infer(state(3))
 
 
 async def test_a_cancelled_task_leaves_the_reconnection_to_the_others(servers: LoopbackServers) -> None:

@@ -35,8 +35,8 @@ class PolicyClient:
             authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
         proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
             the environment names.
-        reconnect: True connects again when the connection is lost, and sends a request again that cannot have run;
-            "always" sends any request again, whose reply was lost. False raises `ConnectionClosed`.
+        reconnect: True connects again when the connection is lost, and then repeats a request that cannot have run;
+            "always" repeats any. False raises `ConnectionClosed`. `last.reconnected` and `reconnects` tell of gaps.
 
     Raises:
         KeyError: `WALLE_URL` is not set.
@@ -90,7 +90,8 @@ class PolicyClient:
             ValueError: the observation holds an option that this server would ignore, or is too big to send.
             TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable, unless not
                 even the observation could be sent: later calls then raise `ConnectionClosed`.
-            websockets.exceptions.ConnectionClosed: the connection is closed, by `close` or for having been idle.
+            websockets.exceptions.ConnectionClosed: the connection is closed, by `close` or for having been idle; with
+                `reconnect`, it was lost while the request may have been running, or by its fault.
         """
         answer = self._conversation.infer(observation, timeout)
         if isinstance(answer, np.ndarray):

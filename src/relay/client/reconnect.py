@@ -158,12 +158,11 @@ class Gaps:
         """
         call.losses += 1
         code = None if loss.rcvd is None else loss.rcvd.code
-        if code in _OBJECTIONS:
-            repeatable = (
-                unsent and call.losses == 1
-            )  # most likely it was an earlier request that the server objected to
+        if code in _OBJECTIONS:  # unless to an earlier request, of which the connection was closed already
+            repeatable = unsent and call.losses == 1
         else:
-            repeatable = unsent or code in _NOT_TAKEN or self._always
+            not_taken = code in _NOT_TAKEN and loss.rcvd_then_sent is not False
+            repeatable = unsent or not_taken or self._always
         if not repeatable or call.losses > MOST_LOSSES:
             raise loss
 
