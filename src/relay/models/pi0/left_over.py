@@ -38,7 +38,9 @@ def read_left_over(
     rows, columns = given.shape
     horizon = config.action_horizon
     if rows > horizon:
-        raise ObservationError(f"prev_actions has {rows} rows; a chunk of this policy has {horizon}, so no more are left")
+        raise ObservationError(
+            f"prev_actions has {rows} rows; a chunk of this policy has {horizon}, so no more are left"
+        )
     if guided > horizon:
         raise ObservationError(f"execution_horizon is {guided}; a chunk of this policy has {horizon} steps")
     if delay > guided:
