@@ -202,15 +202,14 @@ def _take_chunking(
     observation: dict[str, Any],
 ) -> tuple[NDArray[np.float32] | None, int | None, int | None]:
     given = {name: observation.get(name) is not None for name in CHUNKING_KEYS}
+    together = ", ".join(CHUNKING_KEYS)
     if any(given.values()) and not all(given.values()):
         missing = ", ".join(name for name, is_given in given.items() if not is_given)
-        raise ObservationError(
-            f"{missing} missing; real-time chunking takes all of {', '.join(CHUNKING_KEYS)}, or none"
-        )
+        raise ObservationError(f"{missing} missing; real-time chunking takes all of {together}, or none")
     prev_actions = _take_array(observation, "prev_actions", "(n, action_dim)")
     if prev_actions is not None and len(prev_actions) == 0:
         raise ObservationError(
-            f"prev_actions has no rows; when nothing is left of the previous chunk, leave out {', '.join(CHUNKING_KEYS)}"
+            f"prev_actions has no rows; when nothing is left of the previous chunk, leave out {together}"
         )
     return (
         prev_actions,

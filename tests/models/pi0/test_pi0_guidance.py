@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -67,14 +67,14 @@ def engine(request: pytest.FixtureRequest, family: str, tokenizer: PromptTokeniz
 
 
 @pytest.fixture
-def scheduled(engine: Pi0Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def scheduled(engine: Pi0Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[Chunking], Pi0Engine]:
     """The engine with another schedule, which costs no new start."""
 
     def choose(chunking: Chunking) -> Pi0Engine:
         monkeypatch.setattr(engine, "_chunking", chunking)
         return engine
 
-    yield choose
+    return choose
 
 
 def observation(family: str, row: int) -> dict[str, Any]:
@@ -135,7 +135,9 @@ def distance(actions: Floats, reference: Floats) -> float:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", LEFT_OVERS)
-def test_a_guided_chunk_is_that_of_an_euler_loop(scheduled: Any, family: str, schedule: Schedule, kind: str) -> None:
+def test_a_guided_chunk_is_that_of_an_euler_loop(
+    scheduled: Callable[[Chunking], Pi0Engine], family: str, schedule: Schedule, kind: str
+) -> None:
     left_over, delay, end = LEFT_OVERS[kind]
     noise = golden(family)["noise"][1]
     options = guided(left_over, delay, end, noise=noise, num_steps=10)
@@ -147,7 +149,7 @@ def test_a_guided_chunk_is_that_of_an_euler_loop(scheduled: Any, family: str, sc
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("bound", [0.5, 25.0])
 def test_the_bound_and_any_number_of_steps_go_into_the_guidance(
-    scheduled: Any, family: str, steps: int, bound: float
+    scheduled: Callable[[Chunking], Pi0Engine], family: str, steps: int, bound: float
 ) -> None:
     left_over, delay, end = LEFT_OVERS["full"]
     noise = golden(family)["noise"][0]
