@@ -1,6 +1,6 @@
 """How much the built-in robot jerks where one chunk follows another, with and without real-time chunking.
 
-    python benchmarks/seams.py                40 scenes each way, about four minutes
+    python benchmarks/seams.py                60 scenes each way, about five minutes
     python benchmarks/seams.py --scenes 8     a first look
 
 The robot asks for its next chunk while it executes the present one, and gets it three control steps (300 ms at 10 Hz)
@@ -38,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 MOVING_M = 0.002
 DELAY = 3
 REPLAN_EVERY = 4
-EXECUTION_HORIZON = 10
+EXECUTION_HORIZON = 6
 SEED = 20_000
 """Scenes apart from those of `relay demo` and of the training."""
 
@@ -85,7 +85,7 @@ class Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenes", type=int, default=40)
+    parser.add_argument("--scenes", type=int, default=60)
     parser.add_argument("--replan-every", type=int, default=REPLAN_EVERY, help="actions executed from each chunk")
     parser.add_argument("--execution-horizon", type=int, default=EXECUTION_HORIZON)
     parser.add_argument("--schedule", default="linear")
