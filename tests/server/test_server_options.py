@@ -10,7 +10,7 @@ from fake_policy import SPEC
 
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Options
-from relay.server.options import admit, told, unknown_adapter
+from relay.server.options import admit, option_keys, unknown_adapter
 
 REAL_TIME = {"prev_actions": np.zeros((2, 3), np.float32), "inference_delay": 1, "execution_horizon": 2}
 
@@ -45,7 +45,7 @@ def test_base_is_unknown_where_there_are_no_adapters():
 
 
 def test_the_options_are_told_by_their_request_keys():
-    assert told(replace(SPEC, supported_options=frozenset({"adapter", *REAL_TIME}))) == (
+    assert option_keys(replace(SPEC, supported_options=frozenset({"adapter", *REAL_TIME}))) == (
         "adapter_dir, deadline_ms, execution_horizon, inference_delay, prev_actions"
     )
 

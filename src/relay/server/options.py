@@ -54,7 +54,7 @@ def admit(
     return options
 
 
-def told(spec: PolicySpec) -> str:
+def option_keys(spec: PolicySpec) -> str:
     """The request keys of all options that a policy honours, for the header `Relay-Options`."""
     return ", ".join(sorted(_WIRE_NAMES.get(name, name) for name in spec.supported_options | SERVER_OPTIONS))
 
