@@ -23,9 +23,7 @@ from relay.models.pi0.weights import packing, split
 
 RANK = 8
 ALPHA = 16
-TARGETS = (
-    r".*\.(language_model|gemma_expert\.model)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
-)
+TARGETS = r".*\.(language_model|gemma_expert\.model)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
 """The modules that are adapted, in openpi's names: attention and MLP of the language model and the action expert."""
 
 _SCALE = ALPHA / RANK

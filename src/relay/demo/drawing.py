@@ -105,7 +105,8 @@ def object_pixels(table: Tabletop, camera: str, size: int = IMAGE_SIZE) -> Array
 def camera_of(table: Tabletop, camera: str) -> Camera:
     """The named camera where it stands now: one beside the table, one carried by the tool.
 
-    The base camera looks from where the table's robot has it. The wrist camera keeps the table's orientation, like the gripper.
+    The base camera stands where the table's robot has it. The wrist camera keeps the table's orientation, like the
+    gripper.
     """
     if camera == "base_0_rgb":
         return _BASE_CAMERAS[table.robot]
