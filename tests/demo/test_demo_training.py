@@ -12,7 +12,7 @@ import torch
 
 from relay.demo.adapter_learning import AdapterLearner
 from relay.demo.learning import Batch, GrowingCache, Learner, initialize, total_loss
-from relay.demo.train import ADAPTER_RECIPE, Batches, Recipe, Run, new_adapter, train
+from relay.demo.train import ADAPTER_RECIPE, Batches, Recipe, Run, main, new_adapter, train
 from relay.demo.vocabulary import write_tokenizer
 from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.base import Chunk, Work
@@ -141,6 +141,24 @@ def test_a_saved_adapter_serves_the_weights_that_were_trained(tmp_path: Path) ->
         change = trained.detach() - policy.get_parameter(name)
         assert change.any() or name.startswith("language.2.")  # of the last layer only keys and values are used
         assert torch.allclose(served.get_parameter(name), trained, rtol=0, atol=0.02 * float(change.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "recipe"),
+    [
+        ((), Recipe()),
+        (("--adapter",), ADAPTER_RECIPE),
+        (("--seed", "3", "--adapter"), replace(ADAPTER_RECIPE, seed=3)),
+    ],
+)
+def test_the_adapter_option_chooses_the_other_defaults(
+    arguments: tuple[str, ...], recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Recipe] = []
+    monkeypatch.setattr("relay.demo.train.train", asked.append)
+    monkeypatch.setattr("sys.argv", ["train", *arguments])
+    main()
+    assert asked == [recipe]
 
 
 @pytest.mark.slow

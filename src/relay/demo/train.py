@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from relay.demo.adapter_learning import AdapterLearner
 from relay.demo.learning import Batch, Learner, initialize, total_loss
 from relay.demo.samples import Sample, sample_stream
-from relay.demo.tabletop import ROBOTS
+from relay.demo.tabletop import ROBOTS, known_robot
 from relay.demo.vocabulary import write_tokenizer
 from relay.engine.weights import SafetensorsSource
 from relay.models.pi0.config import DEMO
@@ -73,12 +73,13 @@ class Recipe:
     threads: int = 2
 
 
-ADAPTER_RECIPE = Recipe(output=Path("relay-demo-adapter"), adapter=True, robot="cross", observations=24_000)
+ADAPTER_RECIPE = Recipe(output=Path("relay-demo-adapter"), adapter=True, robot="cross", observations=24_000, threads=1)
 """The defaults with `--adapter`."""
 
 
 def train(recipe: Recipe) -> None:
     """Run or resume the recipe; leaves the checkpoint, or the adapter, in `recipe.output`."""
+    known_robot(recipe.robot)
     torch.set_num_threads(recipe.threads)
     recipe.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
