@@ -138,8 +138,8 @@ def built_in_adapters(name: str, checkpoint: Path | None) -> Mapping[str, Path]:
     """Folders of the LoRA adapters that come with a model, by name; none for a checkpoint of one's own."""
     if name != "demo" or checkpoint is not None:
         return {}
-    folder = checkpoint_folder(name, None) / "adapters"
-    return {adapter.name: adapter for adapter in sorted(folder.iterdir())}
+    configs = sorted(checkpoint_folder(name, None).glob("adapters/*/adapter_config.json"))
+    return {config.parent.name: config.parent for config in configs}
 
 
 def _known(name: str) -> str:
