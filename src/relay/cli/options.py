@@ -47,7 +47,7 @@ class PolicyOptions:
     """Task for observations without a prompt; without it they are refused."""
 
     adapter: UseAppendAction[tuple[str, ...]] = ()
-    """A LoRA adapter that requests may ask for, as name=folder; give it once for each."""
+    """A LoRA adapter that requests may ask for, as name=folder; give it once for each. The demo has one of its own."""
 
     default_adapter: str | None = None
     """Adapter of requests that name none; they name base for none."""

@@ -21,6 +21,7 @@ from relay.client.peer import Peer, PeerKind, is_error, read_peer, refusal, stat
 from relay.protocol import msgpack_numpy
 from relay.protocol.errors import InvalidPayload, ObservationError
 from relay.protocol.images import Codec, decode_images, encode_images
+from relay.protocol.kept_memory import keep_freed_memory
 from relay.protocol.limits import MAX_SESSIONS_PER_CONNECTION
 from relay.protocol.options import CHUNKING_KEYS, take_session_id
 from relay.protocol.wording import clipped
@@ -82,6 +83,7 @@ class Exchange:
     """
 
     def __init__(self, greeting: Greeting, codec: Codec) -> None:
+        keep_freed_memory()
         self.peer: Final = read_peer(greeting)
         self.codec: Final = _codec_for(self.peer, codec, greeting.url)
         self.last: LastCall | None = None

@@ -5,6 +5,7 @@ A family is a package with `engine.load` and `report.inspect`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.resources import files
@@ -136,6 +137,14 @@ def checkpoint_folder(name: str, checkpoint: Path | None) -> Path:
     if not checkpoint.is_dir():
         raise ValueError(f"checkpoint {checkpoint} is not a folder")
     return checkpoint
+
+
+def built_in_adapters(name: str, checkpoint: Path | None) -> Mapping[str, Path]:
+    """Folders of the LoRA adapters that come with a model, by name; none for a checkpoint of one's own."""
+    if name != "demo" or checkpoint is not None:
+        return {}
+    configs = sorted(checkpoint_folder(name, None).glob("adapters/*/adapter_config.json"))
+    return {config.parent.name: config.parent for config in configs}
 
 
 def _known(name: str) -> str:
