@@ -70,6 +70,12 @@ class PolicyOptions:
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """JPEG frames on the cpu, the gpu, or auto: the GPU where it is faster and its pixels are the CPU's."""
 
+    rtc_schedule: Literal["linear", "exp", "ones", "zeros"] = "linear"
+    """Real-time chunking: how the weight of the previous chunk falls behind the steps executed meanwhile."""
+
+    rtc_max_guidance_weight: float = 10.0
+    """Real-time chunking: bound of the guidance; higher keeps closer to the previous chunk."""
+
     handshake: Literal["openpi", "roboarena"] = "openpi"
     """First frame for OpenPI clients: the policy's metadata, or the six keys that RoboArena clients insist on."""
 

@@ -95,11 +95,13 @@ def _settings(listener: ListenerOptions) -> ServerSettings:
 
 def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offer:
     """One policy, checked as far as that goes without loading it."""
+    from relay.engine.chunking import Chunking
     from relay.models import registry
     from relay.server.policies import Offer
 
     registry.checkpoint_folder(model, options.checkpoint)
     adapters = adapter_choice(options, registry.built_in_adapters(model, options.checkpoint))
+    Chunking(options.rtc_schedule, options.rtc_max_guidance_weight)  # refuses what it cannot take
 
     def load(progress: Progress) -> Engine:
         return registry.load(
@@ -117,6 +119,8 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
             graphs=options.graphs,
             compile=options.compile,
             decode=options.decode,
+            rtc_schedule=options.rtc_schedule,
+            rtc_max_guidance_weight=options.rtc_max_guidance_weight,
             progress=progress,
         )
 

@@ -46,6 +46,8 @@ def load(
     graphs: str = "auto",
     compile: bool = False,
     decode: str = "auto",
+    rtc_schedule: str = "linear",
+    rtc_max_guidance_weight: float = 10.0,
     progress: Progress = lambda phase, share: None,
 ) -> Engine:
     """Load a policy by its model name.
@@ -64,6 +66,7 @@ def load(
         graphs: `auto` prepares fixed shapes as CUDA graphs on a GPU; `off`.
         compile: with graphs, whether small functions are compiled.
         decode: of JPEG frames: `auto`, `cpu` or `gpu`.
+        rtc_schedule, rtc_max_guidance_weight: how real-time chunking guides; see `engine/chunking.py`.
 
     Raises:
         UnknownModel: with the known names.
@@ -85,6 +88,8 @@ def load(
         graphs=graphs,
         compile=compile,
         decode=decode,
+        rtc_schedule=rtc_schedule,
+        rtc_max_guidance_weight=rtc_max_guidance_weight,
         progress=progress,
     )
 

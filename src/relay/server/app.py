@@ -35,6 +35,7 @@ from relay.server.dialects import NO_POLICY, dialect_for, is_health_check, is_me
 from relay.server.door import Entrance
 from relay.server.log_limit import LimitedLog, leave_out_bad_requests
 from relay.server.metrics_page import MetricsPage
+from relay.server.options import option_keys
 from relay.server.policies import NotServed, Offer, Policies
 from relay.server.settings import ServerSettings
 
@@ -259,6 +260,10 @@ class Server:
             response.headers["Relay-Codecs"] = ", ".join(IMAGE_FORMATS)
             response.headers["Relay-Max-Payload"] = str(MAX_MESSAGE_BYTES)
             response.headers["Relay-Instance"] = self._instance_id
+            policy = self._policies.at(request.path)
+            engine = policy.worker.engine if policy is not None else None
+            if engine is not None:  # nothing is known of a policy that is still loading
+                response.headers["Relay-Options"] = option_keys(engine.spec)
 
     def _on_fatal(self, failure: LoadFailed | DeviceFault) -> None:
         self._failure = self._failure or failure
