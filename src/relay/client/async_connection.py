@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import Final, NoReturn, TypeVar
@@ -35,6 +35,7 @@ from relay.client.connection import (
     unasked,
     upgrade_options,
 )
+from relay.client.reconnect import Dispatch
 from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
 from relay.protocol.wording import clipped
 
@@ -46,7 +47,11 @@ T = TypeVar("T")
 
 
 async def connect_when_ready(
-    url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
+    url: str,
+    headers: Mapping[str, str],
+    timeout: float | None,
+    access: Access = DIRECT,
+    waiting: Waiting | None = None,
 ) -> AsyncWebSocketConnection:
     """Connect and read the metadata frame, trying again for as long as the server may just be starting.
 
@@ -58,7 +63,7 @@ async def connect_when_ready(
     """
     from relay.client.async_direct_route import moved  # which opens connections of the class below
 
-    waiting = Waiting(url, timeout, access)
+    waiting = waiting or Waiting(url, timeout, access)
     while True:
         try:
             return await moved(await _attempt(url, headers, waiting, access), access, waiting.remaining)
@@ -120,17 +125,17 @@ class AsyncWebSocketConnection:
         """Replies that came when nobody waited for them any more, and were dropped."""
         return self._late
 
-    async def request(self, message: bytes, timeout: float | None, on_sent: Callable[[], None]) -> bytes | str:
+    async def request(self, message: bytes, timeout: float | None, dispatch: Dispatch) -> bytes | str:
         """Send one message and return the reply to it; may be cancelled like anything else.
 
-        `on_sent` is called when the message is on its way, whatever then becomes of the call.
+        `dispatch` tells how far the message has got, whatever then becomes of the call.
 
         Raises:
             TimeoutError: no reply within `timeout` seconds; the connection stays usable.
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         try:
-            return await within(timeout, self._request(message, on_sent))
+            return await within(timeout, self._request(message, dispatch))
         except TimeoutError:
             raise TimeoutError(
                 f"no reply from {shown(self._url)} within {timeout:g} s; it is dropped if it still comes"
@@ -151,7 +156,7 @@ class AsyncWebSocketConnection:
         if self._reading is not None:
             await asyncio.wait((self._reading,))
 
-    async def _request(self, message: bytes, on_sent: Callable[[], None]) -> bytes | str:
+    async def _request(self, message: bytes, dispatch: Dispatch) -> bytes | str:
         await self._slots.acquire()  # given back when the reply comes, whether or not somebody still waits for it
         if self._lost:
             self._slots.release()
@@ -159,20 +164,22 @@ class AsyncWebSocketConnection:
         reply: asyncio.Future[bytes | str | None] = asyncio.get_running_loop().create_future()
         self._replies.append(reply)
         # A task of its own goes on sending when this one is cancelled: part of the message may be on the wire.
-        sending = asyncio.create_task(self._send(message))
+        sending = asyncio.create_task(self._send(message, dispatch))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
-        on_sent()
+        dispatch.begun = True
         answer = await reply
         if answer is None:
+            await asyncio.wait({sending})  # only then is it known whether it went out
             await self._raise_closed()
         return answer
 
-    async def _send(self, message: bytes) -> None:
+    async def _send(self, message: bytes, dispatch: Dispatch) -> None:
         self._sending_bytes += len(message)
         try:
             with suppress(ConnectionClosed):  # `_read_replies` tells whoever waits
                 await self._websocket.send(message)
+                dispatch.complete = True
         finally:
             self._sending_bytes -= len(message)
 

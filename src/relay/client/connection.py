@@ -76,6 +76,11 @@ class Connection(Protocol):
         """Replies that came after their request had timed out, and were dropped."""
         ...
 
+    @property
+    def unsent(self) -> bool:
+        """Whether the last request ended before its message had gone out whole, so that nobody can have read it."""
+        ...
+
     def request(self, message: bytes, timeout: float | None) -> bytes | str:
         """Send one message and return the reply to it, never the reply to an earlier one.
 
@@ -107,6 +112,7 @@ class WebSocketConnection:
         self._late = 0
         self._unasked = 0
         self._sending = False
+        self._unsent = False
         self._send_deadline: float | None = None
         self._heard = monotonic()
         self._why_cut: Exception | None = None
@@ -140,7 +146,12 @@ class WebSocketConnection:
     def late_replies(self) -> int:
         return self._late
 
+    @property
+    def unsent(self) -> bool:
+        return self._unsent
+
     def request(self, message: bytes, timeout: float | None) -> bytes | str:
+        self._unsent = True
         if self._in_doubt:
             self._cut(ConnectionAbortedError("an earlier call was interrupted, and its reply may be lost or half read"))
             self._raise_closed()
@@ -165,6 +176,7 @@ class WebSocketConnection:
                 f"the request could not be sent to {shown(self._url)} within {timeout:g} s; "
                 "the connection is closed, since part of it is on the way"
             ) from error
+        self._unsent = False
         while True:
             try:
                 reply = self._receive(None if deadline is None else deadline - monotonic())

@@ -11,6 +11,7 @@ from relay.client.access import check_headers, read_access
 from relay.client.cold_start import connect_when_ready
 from relay.client.conversation import Conversation
 from relay.client.exchange import LastCall, Route, as_openpi_map, check_codec, check_timeout
+from relay.client.reconnect import Gaps, Reconnect, check_reconnect
 from relay.client.settings import direct_route_allowed
 from relay.protocol.images import Codec
 
@@ -32,6 +33,8 @@ class Policy:
             the environment names.
         direct: take a direct route past proxies, if the server offers one (docs/direct-route.md); `WALLE_DIRECT=0` in
             the environment turns that off.
+        reconnect: True connects again when the connection is lost, and then repeats a request that cannot have run;
+            "always" repeats any. False raises `ConnectionClosed`. `last.reconnected` and `reconnects` tell of gaps.
 
     Raises:
         ValueError: `headers`, `ca_file`, `proxy` or `WALLE_DIRECT` cannot be used; `OSError` if the file cannot be
@@ -54,12 +57,15 @@ class Policy:
         ca_file: str | Path | None = None,
         proxy: str | None = None,
         direct: bool = False,
+        reconnect: Reconnect = False,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
         check_headers(headers or {})
+        check_reconnect(reconnect)
         access = read_access(url, ca_file, proxy, direct and direct_route_allowed())
-        self._conversation = Conversation(connect_when_ready(url, headers or {}, connect_timeout, access), codec)
+        gaps = Gaps(reconnect, url, headers or {}, access, connect_timeout) if reconnect else None
+        self._conversation = Conversation(connect_when_ready(url, headers or {}, connect_timeout, access), codec, gaps)
 
     def infer(self, observation: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """Send one observation and return the next actions.
@@ -78,7 +84,8 @@ class Policy:
             ValueError: the observation holds an option that this server would ignore, or is too big to send.
             TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable, unless not
                 even the observation could be sent: later calls then raise `ConnectionClosed`.
-            websockets.exceptions.ConnectionClosed: the connection is closed.
+            websockets.exceptions.ConnectionClosed: the connection is closed; with `reconnect`, it was lost while the
+                request may have been running, or by its fault.
         """
         answer = self._conversation.infer(observation, timeout)
         return as_openpi_map(answer, self._conversation.exchange.peer)
@@ -111,6 +118,11 @@ class Policy:
     def last(self) -> LastCall | None:
         """Notes, timings and sizes of the last successful `infer`; None before the first."""
         return self._conversation.exchange.last
+
+    @property
+    def reconnects(self) -> int:
+        """How many lost connections were made again."""
+        return self._conversation.reconnects
 
     def close(self) -> None:
         """Close the connection; any later `infer` raises `websockets.exceptions.ConnectionClosed`."""

@@ -14,6 +14,7 @@ from relay.client.access import check_headers, read_access
 from relay.client.cold_start import connect_once
 from relay.client.conversation import Conversation
 from relay.client.exchange import LastCall, Route, check_codec, check_timeout, error_text
+from relay.client.reconnect import Gaps, Reconnect, check_reconnect
 from relay.client.settings import direct_route_allowed, policy_url
 from relay.protocol.images import Codec
 
@@ -36,6 +37,8 @@ class PolicyClient:
             the environment names.
         direct: take a direct route past proxies, if the server offers one (docs/direct-route.md); `WALLE_DIRECT=0` in
             the environment turns that off.
+        reconnect: True connects again when the connection is lost, and then repeats a request that cannot have run;
+            "always" repeats any. False raises `ConnectionClosed`. `last.reconnected` and `reconnects` tell of gaps.
 
     Raises:
         KeyError: `WALLE_URL` is not set.
@@ -59,13 +62,16 @@ class PolicyClient:
         ca_file: str | Path | None = None,
         proxy: str | None = None,
         direct: bool = True,
+        reconnect: Reconnect = False,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
         check_headers(headers or {})
+        check_reconnect(reconnect)
         url = policy_url(model)
         access = read_access(url, ca_file, proxy, direct and direct_route_allowed())
-        self._conversation = Conversation(connect_once(url, headers or {}, connect_timeout, access), codec)
+        gaps = Gaps(reconnect, url, headers or {}, access, connect_timeout) if reconnect else None
+        self._conversation = Conversation(connect_once(url, headers or {}, connect_timeout, access), codec, gaps)
 
     def infer(
         self, observation: Mapping[str, Any], *, timeout: float | None = None
@@ -88,7 +94,8 @@ class PolicyClient:
             ValueError: the observation holds an option that this server would ignore, or is too big to send.
             TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable, unless not
                 even the observation could be sent: later calls then raise `ConnectionClosed`.
-            websockets.exceptions.ConnectionClosed: the connection is closed, by `close` or for having been idle.
+            websockets.exceptions.ConnectionClosed: the connection is closed, by `close` or for having been idle; with
+                `reconnect`, it was lost while the request may have been running, or by its fault.
         """
         answer = self._conversation.infer(observation, timeout)
         if isinstance(answer, np.ndarray):
@@ -126,6 +133,11 @@ class PolicyClient:
     def last(self) -> LastCall | None:
         """Timings and sizes of the last `infer` that returned actions; None before the first."""
         return self._conversation.exchange.last
+
+    @property
+    def reconnects(self) -> int:
+        """How many lost connections were made again."""
+        return self._conversation.reconnects
 
     def close(self) -> None:
         """Close the connection; any later call raises `websockets.exceptions.ConnectionClosed`."""

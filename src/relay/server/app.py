@@ -30,6 +30,7 @@ from websockets.typing import Subprotocol
 
 from relay.engine.worker import DeviceFault, DeviceFull, LoadEngine, LoadFailed, WorkerStatus
 from relay.protocol.direct_route import INSTANCE_HEADER, read_direct_url
+from relay.protocol.kept_memory import keep_freed_memory
 from relay.protocol.limits import CLOSE_TIMEOUT_S, MAX_MESSAGE_BYTES, SUBPROTOCOL
 from relay.server.admission import (
     Admission,
@@ -46,6 +47,7 @@ from relay.server.direct_route import Guest, Invitation, Tickets
 from relay.server.door import Entrance
 from relay.server.log_limit import LimitedLog, leave_out_bad_requests
 from relay.server.metrics_page import MetricsPage
+from relay.server.options import option_keys
 from relay.server.policies import NotServed, Offer, Policies
 from relay.server.settings import ServerSettings
 
@@ -77,6 +79,7 @@ def serve(policies: LoadEngine | Mapping[str, Offer], settings: ServerSettings |
     A lost device ends the process with code 1 without unwinding.
     """
     sys.setswitchinterval(SWITCH_S)
+    keep_freed_memory()
     leave_out_bad_requests()
     server = Server(policies, settings)
     failure = _run(_serve_until_signal(server))
@@ -355,6 +358,10 @@ class Server:
             response.headers[INSTANCE_HEADER] = self._instance_id
             if guest.invitation is not None and not is_vllm(request.path):
                 response.headers.update(guest.invitation.headers())
+            policy = self._policies.at(request.path)
+            engine = policy.worker.engine if policy is not None else None
+            if engine is not None:  # nothing is known of a policy that is still loading
+                response.headers["Relay-Options"] = option_keys(engine.spec)
 
     def _on_fatal(self, failure: LoadFailed | DeviceFault) -> None:
         self._failure = self._failure or failure
@@ -469,7 +476,7 @@ _Outcome = TypeVar("_Outcome")
 
 
 def _run(main: Coroutine[Any, Any, _Outcome]) -> _Outcome:
-    """`asyncio.run` on uvloop where it is installed (a fifth less per round trip), without a handler for SIGINT."""
+    """`asyncio.run` on uvloop where it is installed (a twentieth less per raw call), without a handler for SIGINT."""
     try:
         loop = cast(asyncio.AbstractEventLoop, importlib.import_module("uvloop").new_event_loop())
     except ImportError:
