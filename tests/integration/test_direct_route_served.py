@@ -174,3 +174,20 @@ def test_a_self_signed_certificate_is_known_by_its_digest(visit: Visit, tmp_path
     settings["direct_cert_sha256"] = certificate_sha256(tmp_path / "cert.pem")
     with proxied(**settings) as proxy:
         assert visit(proxy) == "direct"
+
+
+def test_a_direct_connection_that_drops_is_made_again_from_the_address_that_was_given() -> None:
+    port = free_port()
+    with (
+        in_thread(FaultProxy(port)) as way,
+        proxied(direct_url=way.url, direct_port=port) as proxy,
+        Policy(proxy.url, headers=HEADERS, direct=True, reconnect="always") as policy,
+    ):
+        policy.infer({"state": STATE})
+        way.cut()
+        policy.infer({"state": STATE})
+        assert (policy.route, proxy.accepted) == ("direct", 2)
+        way.refuse()
+        way.cut()
+        policy.infer({"state": STATE})
+        assert (policy.route, proxy.accepted) == ("proxied", 3)
