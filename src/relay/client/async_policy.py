@@ -11,8 +11,18 @@ from websockets.exceptions import ConnectionClosed
 
 from relay.client.access import check_headers, read_access, shown
 from relay.client.cold_start import Waiting
-from relay.client.exchange import RESET, Exchange, LastCall, as_openpi_map, check_codec, check_reset, check_timeout
+from relay.client.exchange import (
+    RESET,
+    Exchange,
+    LastCall,
+    Route,
+    as_openpi_map,
+    check_codec,
+    check_reset,
+    check_timeout,
+)
 from relay.client.reconnect import Call, Dispatch, Gaps, Reconnect, check_reconnect, check_same_policy
+from relay.client.settings import direct_route_allowed
 from relay.protocol.images import Codec
 
 if TYPE_CHECKING:
@@ -41,11 +51,14 @@ class AsyncPolicy:
             authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
         proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
             the environment names.
+        direct: take a direct route past proxies, if the server offers one (docs/direct-route.md); `WALLE_DIRECT=0` in
+            the environment turns that off.
         reconnect: True connects again when the connection is lost, and then repeats a request that cannot have run;
             "always" repeats any. False raises `ConnectionClosed`. `last.reconnected` and `reconnects` tell of gaps.
 
     Raises:
-        ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
+        ValueError: `headers`, `ca_file`, `proxy` or `WALLE_DIRECT` cannot be used; `OSError` if the file cannot be
+            read.
     """
 
     def __init__(
@@ -57,6 +70,7 @@ class AsyncPolicy:
         connect_timeout: float | None = None,
         ca_file: str | Path | None = None,
         proxy: str | None = None,
+        direct: bool = False,
         reconnect: Reconnect = False,
     ) -> None:
         check_codec(codec)
@@ -67,7 +81,7 @@ class AsyncPolicy:
         self._codec = codec
         self._headers = headers or {}
         self._connect_timeout = connect_timeout
-        self._access = read_access(url, ca_file, proxy)
+        self._access = read_access(url, ca_file, proxy, direct and direct_route_allowed())
         self._gaps = Gaps(reconnect, url, self._headers, self._access, connect_timeout) if reconnect else None
         self._open: tuple[AsyncWebSocketConnection, Exchange] | None = None
         self._opening = False
@@ -171,6 +185,11 @@ class AsyncPolicy:
     def codec(self) -> Codec | None:
         """How frames are sent; None where the server takes plain arrays only."""
         return self._opened()[1].codec
+
+    @property
+    def route(self) -> Route:
+        """Which way the server is reached: the address that was given ("proxied"), or one it offered ("direct")."""
+        return self._opened()[1].route
 
     @property
     def last(self) -> LastCall | None:

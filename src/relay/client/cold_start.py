@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatu
 
 from relay.client.access import DIRECT, Access, ProxyError
 from relay.client.connection import HANDSHAKE_TIMEOUT_S, WebSocketConnection, open_websocket
+from relay.client.direct_route import moved
 
 logger = logging.getLogger("relay.client")
 
@@ -45,6 +46,7 @@ def connect_when_ready(
 ) -> WebSocketConnection:
     """Connect and read the metadata frame, trying again for as long as the server may just be starting.
 
+    If the server then offers a direct route, and `access` wants it, the connection is one over that.
     Every change of the reason for waiting is logged once.
 
     Args:
@@ -59,7 +61,7 @@ def connect_when_ready(
     waiting = waiting or Waiting(url, timeout, access)
     while True:
         try:
-            return _attempt(url, headers, waiting, access)
+            return moved(_attempt(url, headers, waiting, access), access, waiting.remaining)
         except Exception as error:
             delay = waiting.delay_after(error)
         waiting.sleep(delay)
@@ -69,6 +71,8 @@ def connect_once(
     url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
 ) -> WebSocketConnection:
     """Connect and read the metadata frame, without trying again; one log line says so if that takes long.
+
+    If the server then offers a direct route, and `access` wants it, the connection is one over that.
 
     Args:
         timeout: seconds to wait in all; None waits for the server's answer as long as it takes, and 10 s for TCP.
@@ -90,7 +94,7 @@ def connect_once(
         except BaseException:
             connection.close()
             raise
-        return connection
+        return moved(connection, access, _remaining(deadline))
     except ProxyError:
         raise
     except TimeoutError as error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ _LONGEST_TIMEOUT_S: Final = 1e8  # what a lock can wait for on every platform, a
 MAX_NOTES: Final = 32
 LONGEST_NOTE: Final = 2_048
 """What is kept of a server's notes on one reply; ours sends a few sentences."""
+
+Route = Literal["proxied", "direct"]
+"""Over the address that was given, whatever stands there, or over the server's own, which it offered."""
 
 RESET: Final = msgpack_numpy.pack({"endpoint": "reset"})
 
@@ -93,6 +96,7 @@ class Exchange:
         keep_freed_memory()
         self.peer: Final = read_peer(greeting)
         self.codec: Final = _codec_for(self.peer, codec, greeting.url)
+        self.route: Final[Route] = "direct" if greeting.direct else "proxied"
         self.last = last
         self._again = again
         self._url = shown(greeting.url)

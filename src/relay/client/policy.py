@@ -10,8 +10,9 @@ from typing import Any
 from relay.client.access import check_headers, read_access
 from relay.client.cold_start import connect_when_ready
 from relay.client.conversation import Conversation
-from relay.client.exchange import LastCall, as_openpi_map, check_codec, check_timeout
+from relay.client.exchange import LastCall, Route, as_openpi_map, check_codec, check_timeout
 from relay.client.reconnect import Gaps, Reconnect, check_reconnect
+from relay.client.settings import direct_route_allowed
 from relay.protocol.images import Codec
 
 
@@ -30,11 +31,14 @@ class Policy:
             authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
         proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
             the environment names.
+        direct: take a direct route past proxies, if the server offers one (docs/direct-route.md); `WALLE_DIRECT=0` in
+            the environment turns that off.
         reconnect: True connects again when the connection is lost, and then repeats a request that cannot have run;
             "always" repeats any. False raises `ConnectionClosed`. `last.reconnected` and `reconnects` tell of gaps.
 
     Raises:
-        ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
+        ValueError: `headers`, `ca_file`, `proxy` or `WALLE_DIRECT` cannot be used; `OSError` if the file cannot be
+            read.
         websockets.exceptions.InvalidURI: `url` is no WebSocket URL.
         websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
         ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
@@ -52,13 +56,14 @@ class Policy:
         connect_timeout: float | None = None,
         ca_file: str | Path | None = None,
         proxy: str | None = None,
+        direct: bool = False,
         reconnect: Reconnect = False,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
         check_headers(headers or {})
         check_reconnect(reconnect)
-        access = read_access(url, ca_file, proxy)
+        access = read_access(url, ca_file, proxy, direct and direct_route_allowed())
         gaps = Gaps(reconnect, url, headers or {}, access, connect_timeout) if reconnect else None
         self._conversation = Conversation(connect_when_ready(url, headers or {}, connect_timeout, access), codec, gaps)
 
@@ -103,6 +108,11 @@ class Policy:
     def codec(self) -> Codec | None:
         """How frames are sent; None where the server takes plain arrays only."""
         return self._conversation.exchange.codec
+
+    @property
+    def route(self) -> Route:
+        """Which way the server is reached: the address that was given ("proxied"), or one it offered ("direct")."""
+        return self._conversation.exchange.route
 
     @property
     def last(self) -> LastCall | None:
