@@ -25,7 +25,7 @@ from relay.models.groot.formats import (
     processor_file,
     recognise,
 )
-from relay.models.groot.lerobot import PREFIX, PREPROCESSOR_FILE, WithoutPrefix, read_lerobot
+from relay.models.groot.lerobot import PREPROCESSOR_FILE, LerobotTensors, read_lerobot
 from relay.models.groot.recipe import Recipe, read_recipe
 from relay.models.groot.settings import SETTINGS_FILE, read_settings
 from relay.protocol.wording import shown
@@ -191,7 +191,7 @@ def _choose(files: _Files, embodiment: str | None) -> str:
 
 def _open_tensors(folder: Path, form: Format) -> TensorSource:
     source = SafetensorsSource(folder)
-    return WithoutPrefix(source, PREFIX) if form == "lerobot" else source
+    return LerobotTensors(source) if form == "lerobot" else source
 
 
 _Arguments = ParamSpec("_Arguments")

@@ -23,6 +23,8 @@ from relay.models.groot.formats import CONFIG_FILE
 PREPROCESSOR_FILE = "policy_preprocessor.json"
 POSTPROCESSOR_FILE = "policy_postprocessor.json"
 PREFIX = "_groot_model."
+EMBEDDING = "backbone.model.model.language_model.embed_tokens.weight"
+HEAD = "backbone.model.lm_head.weight"
 
 _PACK, _ENCODE = "groot_n1_7_pack_inputs_v1", "groot_n1_7_vlm_encode_v1"
 _DECODE, _UNPACK = "groot_n1_7_action_decode_v1", "groot_action_unpack_unnormalize_v2"
@@ -122,23 +124,28 @@ _IMAGE_SETTINGS = (
 )
 
 
-class WithoutPrefix:
-    """The tensors of a source under their names without a prefix that all of them have.
+class LerobotTensors:
+    """The tensors of a lerobot folder under Isaac-GR00T's names.
+
+    The head is tied to the token embedding there, and of two names for one tensor only the head's is saved.
 
     Raises:
-        CheckpointError: one of them has another name.
+        CheckpointError: a tensor's name is none of lerobot's.
     """
 
-    def __init__(self, source: TensorSource, prefix: str) -> None:
-        strange = [name for name in source.shapes if not name.startswith(prefix)]
+    def __init__(self, source: TensorSource) -> None:
+        strange = [name for name in source.shapes if not name.startswith(PREFIX)]
         if strange:
-            raise CheckpointError(f"tensor {strange[0]} does not begin with {prefix}, as all of lerobot's do")
-        self._source, self._prefix = source, prefix
-        self.shapes = {name.removeprefix(prefix): shape for name, shape in source.shapes.items()}
-        self.dtypes = {name.removeprefix(prefix): dtype for name, dtype in source.dtypes.items()}
+            raise CheckpointError(f"tensor {strange[0]} does not begin with {PREFIX}, as all of lerobot's do")
+        self._source = source
+        self._names = {name.removeprefix(PREFIX): name for name in source.shapes}
+        if HEAD in self._names:
+            self._names.setdefault(EMBEDDING, self._names[HEAD])
+        self.shapes = {name: source.shapes[stored] for name, stored in self._names.items()}
+        self.dtypes = {name: source.dtypes[stored] for name, stored in self._names.items()}
 
     def read(self, name: str) -> Tensor:
-        return self._source.read(self._prefix + name)
+        return self._source.read(self._names[name])
 
 
 @dataclass(frozen=True, slots=True)
