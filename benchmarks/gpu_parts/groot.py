@@ -127,7 +127,8 @@ def in_process(model: Groot, count: int, steps: int, rounds: int) -> dict[str, f
             raise RuntimeError("the actions are not finite")
 
     call(batches[0])
-    times = [1e3 * seconds(lambda b=batches[r % len(batches)]: call(b)) for r in range(rounds)]
+    asked = [batches[r % len(batches)] for r in range(rounds)]
+    times = [1e3 * seconds(lambda b=b: call(b)) for b in asked]
     floor = floor_ms(model.config, count, steps)
     median = statistics.median(times)
     return {"p50_ms": median, "worst_ms": max(times), "floor_ms": floor, "ratio": median / floor}
