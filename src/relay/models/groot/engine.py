@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relay.engine.adapter_folders import AdapterChoice
@@ -31,6 +32,9 @@ from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
 
 OPTIONS = frozenset({"num_steps", "seed", "noise"})
+
+_NUDGE = 0.01
+"""In the network's units: small for poses, and large beside what float32 rounds."""
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +179,26 @@ class GrootEngine:
         actions = self._sample(prepared, noise).float().cpu().numpy()
         return [self._answer(row, one) for row, one in zip(actions, prepared, strict=True)]
 
+    def action_scale(self, prepared: GrootPrepared) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What the network's 0 is in the units of this row's answer, and how long its 1 is there.
+
+        Both (horizon, dimensions), the groups side by side. Comparisons need it: a robot's dimensions have different
+        units. Poses are no affine function of the network's numbers, so the length is that of their slope at 0.
+        """
+        width = sum(group.width for group in self._recipe.actions)
+        still = np.zeros((self._recipe.action_horizon, self._recipe.max_action_dim), np.float32)
+        zero = self._side_by_side(still, prepared)
+        squares = np.zeros_like(zero)
+        for column in range(width):
+            moved = still.copy()
+            moved[:, column] = _NUDGE
+            squares += ((self._side_by_side(moved, prepared) - zero) / _NUDGE) ** 2
+        return zero, np.sqrt(squares)
+
+    def _side_by_side(self, actions: NDArray[np.float32], prepared: GrootPrepared) -> NDArray[np.float64]:
+        parts = to_robot(actions, prepared, self._recipe).values()
+        return np.concatenate([part[0] for part in parts], axis=-1).astype(np.float64)
+
     def warm_up(self, progress: Progress) -> None:
         """Run every batch size once, so that kernels are chosen and tables made before the first request."""
         self._decode, remark = choose_decoder(self._decode_choice, self._device)
@@ -203,7 +227,7 @@ class GrootEngine:
         steps = [one.num_steps or default for one in prepared]
         return self.model.sample_actions(assemble(self.model, [one.row for one in prepared], noise, steps))
 
-    def _answer(self, actions: np.ndarray[Any, Any], prepared: GrootPrepared) -> Chunk | Failure:
+    def _answer(self, actions: NDArray[np.float32], prepared: GrootPrepared) -> Chunk | Failure:
         try:
             return Chunk(to_robot(actions, prepared, self._recipe))
         except (ValueError, FloatingPointError) as error:  # one row's state must not cost the others their answers

@@ -19,6 +19,9 @@ from relay.models.groot.weights import find_problems
 from relay.models.report import Cell, Report, Sample, Section
 from relay.protocol.errors import ObservationError
 
+_TOLERANCES = {("float32", "float32"): 1e-4}
+"""bfloat16 has not been measured."""
+
 _FORMATS = {"isaac": "Isaac-GR00T", "lerobot": "lerobot"}
 
 
@@ -51,6 +54,7 @@ def inspect(
         settings=None if problems else complete_settings(found),
         settings_file=folder / SETTINGS_FILE,
         frames=frames,
+        tolerances=_TOLERANCES,
     )
 
 
