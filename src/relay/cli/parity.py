@@ -37,6 +37,9 @@ class Parity:
     robot: str | None = None
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
 
+    embodiment: str | None = None
+    """For groot: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
+
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""
 
@@ -70,7 +73,12 @@ class Parity:
         from relay.models import registry
 
         report = registry.inspect(
-            None, checkpoint=self.checkpoint, config=self.config, robot=self.robot, tokenizer=self.tokenizer
+            None,
+            checkpoint=self.checkpoint,
+            config=self.config,
+            robot=self.robot,
+            embodiment=self.embodiment,
+            tokenizer=self.tokenizer,
         )
         if report.problems or report.model is None:
             raise ValueError("\n".join(report.problems) or f"{self.checkpoint} is no checkpoint of a known model")
@@ -85,6 +93,7 @@ class Parity:
             checkpoint=self.checkpoint,
             config=self.config,
             robot=self.robot,
+            embodiment=self.embodiment,
             tokenizer=self.tokenizer,
             device=self.device,
             dtype=self.dtype,

@@ -1,1 +1,1 @@
-"""GR00T N1.7 (NVIDIA Isaac GR00T): network, observations, actions, checkpoints."""
+"""GR00T N1.7: network, sampler, observations, embodiments and checkpoints."""
