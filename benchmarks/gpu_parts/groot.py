@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from relay.models.groot.model import Groot, assemble
 
 from gpu_parts.networks import PEAK_BYTES, PEAK_FLOP
 from gpu_parts.times import CountingMode, kernels, seconds, synchronize
+from relay.models.groot.assemble import assemble
 from relay.models.groot.config import COSMOS_REASON2, RELEASED, GrootConfig, read_config
 from relay.models.groot.inputs import GrootRow
+from relay.models.groot.model import Groot
 
 IMAGES, SIDES, PROMPT = 4, (256, 448), 11
 """DROID: two cameras of 180x320 at two times, after the resize chain, and a sentence of eleven tokens."""
@@ -79,7 +80,7 @@ def random_network(config: GrootConfig, device: torch.device) -> Groot:
     torch.set_default_dtype(dtype)  # made at once in the dtype that is served: 6.3 GB and not 12.6
     try:
         with torch.device(device):
-            model = Groot(config)
+            model = Groot(config, [0])
     finally:
         torch.set_default_dtype(default)
     with torch.no_grad():
@@ -117,12 +118,12 @@ def _block(words: np.ndarray[Any, Any], image_tokens: int, config: GrootConfig) 
 
 def in_process(model: Groot, count: int, steps: int, rounds: int) -> dict[str, float]:
     """Milliseconds from prepared rows to actions on the CPU, every round with other frames."""
-    device = next(model.parameters()).device
+    device = model.device
     noise = torch.randn(count, model.config.action_horizon, model.config.max_action_dim, device=device)
     batches = [rows(model.config, count, seed=100 * r) for r in range(min(rounds, 4))]
 
     def call(batch: Sequence[GrootRow]) -> None:
-        actions = model.sample_actions(assemble(model, batch, noise, [steps] * count)).float().cpu()
+        actions = model.sample_actions(assemble(model, batch, noise, steps)).cpu()
         if not actions.isfinite().all():
             raise RuntimeError("the actions are not finite")
 
@@ -136,13 +137,13 @@ def in_process(model: Groot, count: int, steps: int, rounds: int) -> dict[str, f
 
 def rows_agree(model: Groot, count: int, steps: int) -> dict[str, float]:
     """Largest difference between a row of a batch and the row by itself, in deviations of all actions."""
-    device = next(model.parameters()).device
+    device = model.device
     config = model.config
     batch = rows(config, count)
     noise = torch.randn(count, config.action_horizon, config.max_action_dim, device=device)
-    together = model.sample_actions(assemble(model, batch, noise, [steps] * count)).float()
+    together = model.sample_actions(assemble(model, batch, noise, steps))
     alone = torch.cat(
-        [model.sample_actions(assemble(model, [row], noise[i : i + 1], [steps])).float() for i, row in enumerate(batch)]
+        [model.sample_actions(assemble(model, [row], noise[i : i + 1], steps)).float() for i, row in enumerate(batch)]
     )
     return {"distance": float((together - alone).abs().max() / alone.std())}
 
@@ -150,9 +151,9 @@ def rows_agree(model: Groot, count: int, steps: int) -> dict[str, float]:
 def launches(model: Groot, steps: int) -> dict[str, float]:
     """Operations dispatched in one call, and kernels where a profiler counts them."""
     config = model.config
-    device = next(model.parameters()).device
+    device = model.device
     noise = torch.zeros(1, config.action_horizon, config.max_action_dim, device=device)
-    inputs = assemble(model, rows(config, 1), noise, [steps])
+    inputs = assemble(model, rows(config, 1), noise, steps)
     sample = getattr(Groot.sample_actions, "__wrapped__", Groot.sample_actions)  # without inference mode
     with torch.no_grad():
         sample(model, inputs)  # tables are made

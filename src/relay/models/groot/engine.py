@@ -22,9 +22,10 @@ from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
 from relay.engine.frames import Decode
 from relay.engine.weights import CheckpointError
+from relay.models.groot.assemble import assemble
 from relay.models.groot.checkpoint import load_checkpoint
 from relay.models.groot.handshake import IMAGE_RESOLUTION, openpi_metadata, vllm_handshake
-from relay.models.groot.model import Groot, assemble
+from relay.models.groot.model import Groot
 from relay.models.groot.prompt import PromptTokenizer
 from relay.models.groot.recipe import Recipe
 from relay.models.groot.transforms import GrootPrepared, prepare, to_robot
@@ -169,8 +170,8 @@ class GrootEngine:
         )
 
     def batch_key(self, prepared: GrootPrepared) -> Hashable:
-        """Rows of one embodiment and one set of image sizes share a batch, whatever their prompts, steps and seeds."""
-        return prepared.row.slot, tuple(image.shape for image in prepared.row.images)
+        """Rows of one embodiment, number of steps and set of image sizes share a batch, whatever their prompts."""
+        return prepared.row.slot, self._steps(prepared), tuple(image.shape for image in prepared.row.images)
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """A map of float32 arrays (1, horizon, k) for every row, one for each action group, in the robot's units."""
@@ -201,7 +202,7 @@ class GrootEngine:
 
     def warm_up(self, progress: Progress) -> None:
         """Run every batch size once, so that kernels are chosen and tables made before the first request."""
-        self._decode, remark = choose_decoder(self._decode_choice, self._device)
+        self._decode, remark = choose_decoder(self._decode_choice, self.model.device)
         self.remarks += [remark] if remark else []
         prepared = self._touch_preparation()
         for rows in range(1, self.spec.max_batch + 1):
@@ -217,15 +218,13 @@ class GrootEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
     def _sample(self, prepared: Sequence[GrootPrepared], noise: Tensor) -> Tensor:
-        """(rows, action_horizon, max_action_dim) in the network's units."""
-        default = self.model.config.num_steps
-        steps = [one.num_steps or default for one in prepared]
-        return self.model.sample_actions(assemble(self.model, [one.row for one in prepared], noise, steps))
+        """(rows, action_horizon, max_action_dim) in the network's units; all rows have the same batch key."""
+        rows = [one.row for one in prepared]
+        return self.model.sample_actions(assemble(self.model, rows, noise, self._steps(prepared[0])))
+
+    def _steps(self, prepared: GrootPrepared) -> int:
+        return self.model.config.num_steps if prepared.num_steps is None else prepared.num_steps
 
     def _answer(self, actions: NDArray[np.float32], prepared: GrootPrepared) -> Chunk | Failure:
         try:
@@ -239,7 +238,7 @@ class GrootEngine:
         Drawn as vllm-omni draws it (vllm_omni/diffusion/models/gr00t): bfloat16 on the device, whatever the model's
         dtype, so that the same seed gives the same noise on the same kind of device.
         """
-        config, device = self.model.config, self._device
+        config, device = self.model.config, self.model.device
         if options.noise is not None:
             return torch.tensor(options.noise, dtype=torch.float32, device=device)
         generator = torch.Generator(device)

@@ -15,7 +15,7 @@ from relay.models.groot.preview import preview
 from relay.models.groot.prompt import load_tokenizer
 from relay.models.groot.recipe import ActionGroup, ImageRecipe, Recipe, StatePart
 from relay.models.groot.settings import SETTINGS_FILE
-from relay.models.groot.weights import find_problems
+from relay.models.groot.weights import do_not_fit, find_problems, ignored_names
 from relay.models.report import Cell, Report, Sample, Section
 from relay.protocol.errors import ObservationError
 
@@ -32,7 +32,8 @@ def inspect(
     found = inspect_checkpoint(folder, embodiment=embodiment, tokenizer=tokenizer)
     problems = list(found.problems)
     if found.config is not None and found.tensors is not None:
-        problems += find_problems(found.config, found.tensors)
+        misfits = find_problems(found.config, found.tensors.shapes)
+        problems += [do_not_fit(misfits)] if misfits else []
     sections, frames, refused = _sections(found), {}, None
     if not found.problems and found.tokenizer is not None and found.recipe is not None:
         try:
@@ -120,7 +121,7 @@ def _tensors(tensors: TensorSource) -> Section:
         ("size", f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"),
         ("dtypes", ", ".join(f"{count} {dtype}" for dtype, count in counts.most_common())),
     ]
-    return Section("Tensors", rows)
+    return Section("Tensors", rows, remarks=[f"ignored: {name}" for name in ignored_names(shapes)])
 
 
 def _cameras(recipe: Recipe) -> Section:
