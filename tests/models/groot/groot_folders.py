@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from tiny_groot import described, golden_tensor
 from torch import Tensor
 
-DATA = Path(__file__).parents[2] / "data" / "groot"
 VOCABULARY = Path(__file__).parents[3] / "vocab" / "qwen3.json"
 EMBEDDING = "backbone.model.model.language_model.embed_tokens.weight"
 HEAD = "backbone.model.lm_head.weight"
@@ -45,11 +45,10 @@ RELATIVE = {DROID: {"eef_9d": ("EEF", "XYZ_ROT6D"), "joint_position": ("NON_EEF"
 
 Json = Mapping[str, Any]
 
-_GOLD = json.loads((DATA / "groot_tiny_tensors.json").read_text("utf-8"))
-BACKBONE: Json = _GOLD["backbone"]
+BACKBONE: Json = described()["backbone"]
 WIDTHS = {"max_state_dim": 20, "max_action_dim": 20, "action_horizon": 40, "max_num_embodiments": 32, "max_seq_len": 64}
 CONFIG: Json = {
-    **_GOLD["config"],
+    **described()["config"],
     **WIDTHS,
     "model_type": "Gr00tN1d7",
     "architectures": ["Gr00tN1d7"],
@@ -290,14 +289,8 @@ def _state(key: str, width: int, random: np.random.Generator) -> NDArray[np.floa
 @cache
 def tiny_weights() -> Mapping[str, Tensor]:
     """Every tensor of the tiny network, the head that nothing uses included."""
-    tensors = {name: tiny_tensor(name, shape) for name, shape in shapes().items()}
+    tensors = {name: golden_tensor(name, shape) for name, shape in shapes().items()}
     return {**tensors, HEAD: tensors[EMBEDDING].clone()}
-
-
-def tiny_tensor(name: str, shape: Sequence[int]) -> Tensor:
-    """The golden network's rule: normal numbers from the name's checksum, and about one for norms' weights."""
-    values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32) * 0.08
-    return torch.from_numpy(values + 1 if len(shape) == 1 and name.endswith(".weight") else values)
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -310,7 +303,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
     }
     maps = ("action_head.state_encoder.", "action_head.action_encoder.", "action_head.action_decoder.")
     sizes: dict[str, tuple[int, ...]] = {}
-    for name, shape in _GOLD["tensors"].items():
+    for name, shape in described()["tensors"].items():
         if name.startswith(maps):
             sizes[name] = (WIDTHS["max_num_embodiments"], *widths.get(name, shape[1:]))
         elif name == "action_head.position_embedding.weight":
