@@ -98,7 +98,7 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
     from relay.models import registry
     from relay.server.policies import Offer
 
-    own = {option: getattr(options, option) for option in registry.OWN_OPTIONS}
+    own: dict[str, Any] = {option: getattr(options, option) for option in registry.OWN_OPTIONS}
     registry.check_options(model, own)
     registry.checkpoint_folder(model, options.checkpoint)
     adapters = adapter_choice(options)

@@ -207,9 +207,8 @@ def read_config(config: Mapping[str, Any], backbone: Mapping[str, Any] | None = 
     for stack in (dit, vl):
         stack.may_only_be("positional_embeddings", None)
         stack.may_only_be("activation_fn", "gelu-approximate")
-    vision, text, image_token_id = _read_backbone(
-        _Section("backbone", COSMOS_REASON2 if backbone is None else backbone)
-    )
+    sizes = _Section("backbone", COSMOS_REASON2 if backbone is None else backbone)
+    vision, text, image_token_id = _read_backbone(sizes)
     read = GrootConfig(
         select_layer=top.count("select_layer"),
         backbone_embedding_dim=top.count("backbone_embedding_dim"),

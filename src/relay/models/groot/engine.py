@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relay.engine.adapter_folders import AdapterChoice
@@ -21,9 +22,10 @@ from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
 from relay.engine.frames import Decode
 from relay.engine.weights import CheckpointError
+from relay.models.groot.assemble import assemble
 from relay.models.groot.checkpoint import load_checkpoint
 from relay.models.groot.handshake import IMAGE_RESOLUTION, openpi_metadata, vllm_handshake
-from relay.models.groot.model import Groot, assemble
+from relay.models.groot.model import Groot
 from relay.models.groot.prompt import PromptTokenizer
 from relay.models.groot.recipe import Recipe
 from relay.models.groot.transforms import GrootPrepared, prepare, to_robot
@@ -31,6 +33,9 @@ from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
 
 OPTIONS = frozenset({"num_steps", "seed", "noise"})
+
+_NUDGE = 0.01
+"""In the network's units: small for poses, and large beside what float32 rounds."""
 
 logger = logging.getLogger(__name__)
 
@@ -165,8 +170,8 @@ class GrootEngine:
         )
 
     def batch_key(self, prepared: GrootPrepared) -> Hashable:
-        """Rows of one embodiment and one set of image sizes share a batch, whatever their prompts, steps and seeds."""
-        return prepared.row.slot, tuple(image.shape for image in prepared.row.images)
+        """Rows of one embodiment, number of steps and set of image sizes share a batch, whatever their prompts."""
+        return prepared.row.slot, self._steps(prepared), tuple(image.shape for image in prepared.row.images)
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """A map of float32 arrays (1, horizon, k) for every row, one for each action group, in the robot's units."""
@@ -175,9 +180,29 @@ class GrootEngine:
         actions = self._sample(prepared, noise).float().cpu().numpy()
         return [self._answer(row, one) for row, one in zip(actions, prepared, strict=True)]
 
+    def action_scale(self, prepared: GrootPrepared) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What the network's 0 is in the units of this row's answer, and how long its 1 is there.
+
+        Both (horizon, dimensions), the groups side by side. Comparisons need it: a robot's dimensions have different
+        units. Poses are no affine function of the network's numbers, so the length is that of their slope at 0.
+        """
+        width = sum(group.width for group in self._recipe.actions)
+        still = np.zeros((self._recipe.action_horizon, self._recipe.max_action_dim), np.float32)
+        zero = self._side_by_side(still, prepared)
+        squares = np.zeros_like(zero)
+        for column in range(width):
+            moved = still.copy()
+            moved[:, column] = _NUDGE
+            squares += ((self._side_by_side(moved, prepared) - zero) / _NUDGE) ** 2
+        return zero, np.sqrt(squares)
+
+    def _side_by_side(self, actions: NDArray[np.float32], prepared: GrootPrepared) -> NDArray[np.float64]:
+        parts = to_robot(actions, prepared, self._recipe).values()
+        return np.concatenate([part[0] for part in parts], axis=-1).astype(np.float64)
+
     def warm_up(self, progress: Progress) -> None:
         """Run every batch size once, so that kernels are chosen and tables made before the first request."""
-        self._decode, remark = choose_decoder(self._decode_choice, self._device)
+        self._decode, remark = choose_decoder(self._decode_choice, self.model.device)
         self.remarks += [remark] if remark else []
         prepared = self._touch_preparation()
         for rows in range(1, self.spec.max_batch + 1):
@@ -193,17 +218,15 @@ class GrootEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
     def _sample(self, prepared: Sequence[GrootPrepared], noise: Tensor) -> Tensor:
-        """(rows, action_horizon, max_action_dim) in the network's units."""
-        default = self.model.config.num_steps
-        steps = [one.num_steps or default for one in prepared]
-        return self.model.sample_actions(assemble(self.model, [one.row for one in prepared], noise, steps))
+        """(rows, action_horizon, max_action_dim) in the network's units; all rows have the same batch key."""
+        rows = [one.row for one in prepared]
+        return self.model.sample_actions(assemble(self.model, rows, noise, self._steps(prepared[0])))
 
-    def _answer(self, actions: np.ndarray[Any, Any], prepared: GrootPrepared) -> Chunk | Failure:
+    def _steps(self, prepared: GrootPrepared) -> int:
+        return self.model.config.num_steps if prepared.num_steps is None else prepared.num_steps
+
+    def _answer(self, actions: NDArray[np.float32], prepared: GrootPrepared) -> Chunk | Failure:
         try:
             return Chunk(to_robot(actions, prepared, self._recipe))
         except (ValueError, FloatingPointError) as error:  # one row's state must not cost the others their answers
@@ -215,7 +238,7 @@ class GrootEngine:
         Drawn as vllm-omni draws it (vllm_omni/diffusion/models/gr00t): bfloat16 on the device, whatever the model's
         dtype, so that the same seed gives the same noise on the same kind of device.
         """
-        config, device = self.model.config, self._device
+        config, device = self.model.config, self.model.device
         if options.noise is not None:
             return torch.tensor(options.noise, dtype=torch.float32, device=device)
         generator = torch.Generator(device)
