@@ -13,6 +13,7 @@ IMAGE_RESOLUTION = (180, 320)
 _FORMS = {
     "xyz_rot6d": "position, then the first two rows of the rotation matrix",
     "xyz_rotvec": "position, then the rotation vector",
+    "matrix": "the rows of a 4x4 matrix",
 }
 
 
@@ -36,7 +37,8 @@ def openpi_metadata(recipe: Recipe, tags: Sequence[str]) -> dict[str, Any]:
     """What OpenPI clients are told besides the standard keys: enough to build an observation and to use the reply.
 
     `frames` are the control steps of each camera's frames, 0 being now. Of each action group the first row is the one
-    to execute first; `range` is what the statistics say of values that are no offsets, (dim,) each.
+    to execute first. `kind` is `absolute`, or `delta` for steps from one action to the next; `range` is what the
+    statistics say of values that are no offsets, (dim,) each.
     """
     return {
         **vllm_handshake(recipe, tags),
@@ -49,7 +51,7 @@ def openpi_metadata(recipe: Recipe, tags: Sequence[str]) -> dict[str, Any]:
 
 
 def _group(group: ActionGroup) -> Mapping[str, Any]:
-    told: dict[str, Any] = {"key": group.key, "dim": group.width, "kind": "absolute"}
+    told: dict[str, Any] = {"key": group.key, "dim": group.width, "kind": "delta" if group.delta else "absolute"}
     if group.relative is None:
         if group.scaling == "min_max" and group.low.ndim == 1:
             told["range"] = [group.low.tolist(), group.high.tolist()]
