@@ -36,6 +36,8 @@ pytestmark = pytest.mark.vocab
 
 TAGS = [DROID, LIBERO]
 SIZE = (64, 80)
+POSE = np.array([0, 0, 0, 1, 0, 0, 0, 1, 0])
+"""At the origin, unturned, in DROID's form."""
 
 
 def load(folder: Path, **choices: Any) -> Any:
@@ -184,7 +186,7 @@ def test_the_openpi_handshake_tells_what_a_loop_needs(policy: relay.Policy, tag:
             camera: [np.zeros((*told["image_resolution"], 3), np.uint8)] * len(told["frames"])
             for camera in told["cameras"]
         },
-        "state": {part["key"]: np.zeros(part["dim"]) for part in told["state"]},
+        "state": {part["key"]: POSE if "form" in part else np.zeros(part["dim"]) for part in told["state"]},
         "language": {told["language_key"]: "open the drawer"},
     }
     actions = ask(policy, observed)
@@ -270,11 +272,11 @@ def changed(tag: str, part: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_wrong_number_of_frames_is_refused(url: str, tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    camera, wanted = CAMERAS[tag][0], 2 if tag == DROID else 1
+    camera, wanted = CAMERAS[tag][0], "2 frames" if tag == DROID else "one frame"
     message = refused(url, changed(tag, "video", camera, np.zeros((1, 3, *SIZE, 3), np.uint8)), monkeypatch)
     assert camera in message
-    assert "3" in message
-    assert str(wanted) in message
+    assert "holds 3 frames" in message
+    assert f"takes {wanted} of each camera" in message
 
 
 def test_a_missing_part_of_the_state_is_refused(url: str, tag: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -113,8 +114,8 @@ def write_lerobot(
         flat: trained on a plain data set: statistics of one state and one action, in files of tensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    renamed = {HEAD if name == EMBEDDING else name: tensor for name, tensor in tiny_weights().items()}
-    save_file({f"_groot_model.{name}": tensor for name, tensor in renamed.items()}, folder / "model.safetensors")
+    (weights,) = _weight_files(1, "_groot_model.")
+    (folder / "model.safetensors").symlink_to(weights)
     features = {f"observation.images.{camera}": {"type": "VISUAL", "shape": [3, 64, 64]} for camera in CAMERAS[tag]}
     stated = {
         "type": "groot",
@@ -314,19 +315,33 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def write_weights(folder: Path, shards: int = 1) -> None:
-    """All tensors in one file, or in several with an index."""
-    tensors = dict(tiny_weights())
-    if shards == 1:
-        save_file(tensors, folder / "model.safetensors")
-        return
+    """All tensors in one file, or in several with an index; the files are links to some that are made once."""
+    made = _weight_files(shards)
+    for file in made:
+        (folder / file.name).symlink_to(file)
+    if shards > 1:
+        places = {name: file.name for file, names in made.items() for name in names}
+        write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+
+
+@cache
+def _weight_files(shards: int, prefix: str = "") -> Mapping[Path, Sequence[str]]:
+    """Files of weights, with the names in each."""
+    home = Path(_HOME.name) / f"{prefix}{shards}"
+    home.mkdir()
+    tensors = {f"{prefix}{name}": tensor for name, tensor in tiny_weights().items()}
+    if prefix:  # lerobot's: the embedding is saved under the head's name alone
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(EMBEDDING)}
     names = sorted(tensors)
-    files = {f"model-{i + 1:05d}-of-{shards:05d}.safetensors": names[i::shards] for i in range(shards)}
-    for file, held in files.items():
-        save_file({name: tensors[name] for name in held}, folder / file)
-    write_json(
-        folder / "model.safetensors.index.json",
-        {"metadata": {}, "weight_map": {name: file for file, held in files.items() for name in held}},
-    )
+    files: dict[Path, Sequence[str]] = {}
+    for i in range(shards):
+        file = home / ("model.safetensors" if shards == 1 else f"model-{i + 1:05d}-of-{shards:05d}.safetensors")
+        files[file] = names[i::shards]
+        save_file({name: tensors[name] for name in files[file]}, file)
+    return files
+
+
+_HOME = TemporaryDirectory(prefix="relay-groot-weights-")
 
 
 def write_json(path: Path, content: Json) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relay.models.groot.recipe import ActionGroup, Recipe
+from relay.models.groot.recipe import ActionGroup, Recipe, StatePart
 
 IMAGE_RESOLUTION = (180, 320)
 """The frames that DROID's robots send (vllm-omni: vllm_omni/deploy/Gr00tN1d7.yaml): a hint, any size is taken."""
@@ -45,9 +45,17 @@ def openpi_metadata(recipe: Recipe, tags: Sequence[str]) -> dict[str, Any]:
         "frames": list(recipe.frames),
         "language_key": recipe.language_key,
         "state_steps": recipe.state_steps,
-        "state": [{"key": part.key, "dim": part.width} for part in recipe.state],
+        "state": [_part(part, recipe) for part in recipe.state],
         "actions": [_group(group) for group in recipe.actions],
     }
+
+
+def _part(part: StatePart, recipe: Recipe) -> Mapping[str, Any]:
+    told: dict[str, Any] = {"key": part.key, "dim": part.width}
+    forms = [
+        _FORMS[group.relative] for group in recipe.actions if group.state_key == part.key and group.relative in _FORMS
+    ]
+    return {**told, "form": forms[0]} if forms else told
 
 
 def _group(group: ActionGroup) -> Mapping[str, Any]:
