@@ -99,6 +99,7 @@ def read_lerobot(folder: Path, stated: Mapping[str, Any], base: Mapping[str, Any
         processor={
             "modality_configs": {tag: modality},
             **images,
+            "lerobot_frames": True,
             "formalize_language": pack.get("formalize_language", True),
             "use_percentiles": pack.get("use_percentiles", False),
             "clip_outliers": pack.get("clip_outliers", True),

@@ -94,6 +94,10 @@ class PromptTokenizer:
             ids += [VISION_START, *[IMAGE] * count, VISION_END]
         return np.array([*ids, *words, TURN_END, NEWLINE], np.int64)
 
+    def piece(self, token: int) -> str:
+        """What an id stands for, as the file has it."""
+        return self._tokenizer.id_to_token(token) or ""
+
 
 def check_length(images: Sequence[int], words: int = 0) -> None:
     """Refuse a prompt that is too long; nothing is ever cut.

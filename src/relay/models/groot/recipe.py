@@ -349,7 +349,7 @@ def _read_relative(told: Mapping[str, Any], width: int, place: str) -> Relative:
 def _enumerated(told: Mapping[str, Any], key: str, names: Sequence[str], place: str) -> str:
     """A value of one of Isaac-GR00T's enumerations, by its name or its value."""
     value = told.get(key)
-    name = value.upper().replace("+", "_") if isinstance(value, str) else None
+    name = value.upper().replace("+", "_") if isinstance(value, str) else ""
     if name not in names:
         raise CheckpointError(f"{place}: {key} is {shown(value)}, expected one of {', '.join(names)}")
     return name

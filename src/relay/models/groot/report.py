@@ -132,10 +132,12 @@ def _cameras(recipe: Recipe) -> Section:
 
 def _image(image: ImageRecipe) -> str:
     box = "padded to a square, " if image.letterbox else ""
-    if image.area and image.shortest_edge is not None:
+    if image.kind == "area" and image.shortest_edge is not None:
         return f"{box}shorter side to {image.shortest_edge}, crop {image.crop_fraction:g}, as Isaac-GR00T's N1.7 does"
-    if image.area:
+    if image.kind == "area":
         return f"{box}resized to {image.target}, crop {image.crop_fraction:g}"
+    if image.kind == "lerobot":
+        return f"{box}square of {image.shortest_edge}, crop {image.crop_fraction:g}, to {image.target}, as lerobot does"
     return f"{box}resized to {image.target}, crop {image.crop}, as torchvision does"
 
 
