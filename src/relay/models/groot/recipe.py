@@ -439,9 +439,7 @@ def read_image_recipe(processor: Mapping[str, Any]) -> ImageRecipe:
             )
         fraction = crop[0] / target[0]
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
-        raise CheckpointError(
-            f"{PROCESSOR_FILE}: the crop is {shown(fraction)} of a side, expected more than 0 up to 1"
-        )
+        raise CheckpointError(f"{PROCESSOR_FILE}: the crop keeps {shown(fraction)} of a side, expected 0 to 1")
     if (edge is None or by_lerobot) and target is None:
         raise CheckpointError(f"{PROCESSOR_FILE}: image_target_size is missing, expected height and width")
     if by_lerobot and edge is None:
