@@ -77,7 +77,7 @@ def resolve(wanted: str, ids: Mapping[str, Any], available: Sequence[str]) -> Em
         CheckpointError: no such embodiment, with all there are and the nearest; or one whose slot nothing says.
     """
     tag = _find(wanted, [*available, *ids, *KNOWN])
-    if tag not in available:
+    if tag is None or tag not in available:
         raise CheckpointError(f"{_why_not(wanted, tag, available)}; this checkpoint has {_listed(available)}")
     slot = ids[tag] if tag in ids else KNOWN[tag].slot if tag in KNOWN else None
     if type(slot) is not int or slot < 0:

@@ -30,7 +30,7 @@ def prepare_frame(frame: NDArray[np.uint8], recipe: ImageRecipe, *, fast: bool =
     Args:
         fast: in the area recipe, take all resizes in one step; differs by a grey level or two.
     """
-    return resize_bicubic(crop_and_resize(frame, recipe), *vision_size(*cropped_size(*frame.shape[:2], recipe)))
+    return resize_bicubic(crop_and_resize(frame, recipe), *vision_size(*cropped_size(*_sides(frame), recipe)))
 
 
 def crop_and_resize(frame: NDArray[np.uint8], recipe: ImageRecipe) -> NDArray[np.uint8]:
@@ -48,9 +48,9 @@ def crop_and_resize(frame: NDArray[np.uint8], recipe: ImageRecipe) -> NDArray[np
         assert recipe.shortest_edge is not None
         frame = resize_bicubic(frame, recipe.shortest_edge, recipe.shortest_edge)
         return resize_bicubic(_crop(frame, recipe), *recipe.target)
-    frame = resize_area(frame, *area_size(*frame.shape[:2], recipe))
+    frame = resize_area(frame, *area_size(*_sides(frame), recipe))
     frame = _crop(frame, recipe)
-    return resize_area(frame, *area_size(*frame.shape[:2], recipe))
+    return resize_area(frame, *area_size(*_sides(frame), recipe))
 
 
 def cropped_size(height: int, width: int, recipe: ImageRecipe) -> tuple[int, int]:
@@ -97,7 +97,7 @@ def kept_size(height: int, width: int, recipe: ImageRecipe) -> tuple[int, int]:
 
 
 def _crop(frame: NDArray[np.uint8], recipe: ImageRecipe) -> NDArray[np.uint8]:
-    height, width = kept_size(*frame.shape[:2], recipe)
+    height, width = kept_size(*_sides(frame), recipe)
     top, left = (frame.shape[0] - height) // 2, (frame.shape[1] - width) // 2
     return frame[top : top + height, left : left + width]
 
@@ -111,6 +111,10 @@ def _letterbox(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
     top, left = (side - height) // 2, (side - width) // 2
     square[top : top + height, left : left + width] = frame
     return square
+
+
+def _sides(frame: NDArray[np.uint8]) -> tuple[int, int]:
+    return frame.shape[0], frame.shape[1]
 
 
 def _interpolate(frame: NDArray[np.uint8], height: int, width: int, mode: str) -> NDArray[np.uint8]:

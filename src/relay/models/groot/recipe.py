@@ -349,7 +349,7 @@ def _read_relative(told: Mapping[str, Any], width: int, place: str) -> Relative:
 def _enumerated(told: Mapping[str, Any], key: str, names: Sequence[str], place: str) -> str:
     """A value of one of Isaac-GR00T's enumerations, by its name or its value."""
     value = told.get(key)
-    name = value.upper().replace("+", "_") if isinstance(value, str) else None
+    name = value.upper().replace("+", "_") if isinstance(value, str) else ""
     if name not in names:
         raise CheckpointError(f"{place}: {key} is {shown(value)}, expected one of {', '.join(names)}")
     return name
@@ -439,9 +439,7 @@ def read_image_recipe(processor: Mapping[str, Any]) -> ImageRecipe:
             )
         fraction = crop[0] / target[0]
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
-        raise CheckpointError(
-            f"{PROCESSOR_FILE}: the crop is {shown(fraction)} of a side, expected more than 0 up to 1"
-        )
+        raise CheckpointError(f"{PROCESSOR_FILE}: the crop keeps {shown(fraction)} of a side, expected 0 to 1")
     if (edge is None or by_lerobot) and target is None:
         raise CheckpointError(f"{PROCESSOR_FILE}: image_target_size is missing, expected height and width")
     if by_lerobot and edge is None:
