@@ -23,7 +23,7 @@ DIGESTS = {
     (97, 61, 13, 60): "f8e3f34199005dcf",
     (5, 7, 1, 1): "9f13cbdb4c751a8b",
 }
-"""Of cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA) of OpenCV 5.0.0 and 4.11.0, with `noise` below."""
+"""Of `cv2.resize(noise(...), (width, height), interpolation=cv2.INTER_AREA)` by OpenCV 5.0.0; 4.11.0 gives the same."""
 
 
 def noise(height: int, width: int) -> NDArray[np.uint8]:
@@ -50,9 +50,7 @@ def covered(source: int, target: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(("size", "new", "most"), [((48, 64), (26, 35), 0.51), ((18, 32), (26, 46), 1.6)])
-def test_each_pixel_is_the_mean_of_the_area_it_covers(
-    size: tuple[int, int], new: tuple[int, int], most: float
-) -> None:
+def test_each_pixel_is_the_mean_of_the_area_it_covers(size: tuple[int, int], new: tuple[int, int], most: float) -> None:
     frame = noise(*size)
     exact = np.einsum("ha,abc,wb->hwc", covered(size[0], new[0]), frame, covered(size[1], new[1]))
     assert np.abs(resize_area(frame, *new) - exact).max() < most

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from groot_words import write_tokenizer
 
 from relay.engine.weights import CheckpointError
 from relay.models.groot.prompt import MAX_TOKENS, PromptTokenizer, formalize, load_tokenizer
 from relay.protocol.errors import ObservationError
-from groot_words import write_tokenizer
 
 VOCABULARY = Path(__file__).parents[3] / "vocab" / "qwen3.json"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from groot_folders import DROID, IDS, LIBERO, WIDTHS, processor_kwargs, statistics_of
 
 from relay.engine.weights import CheckpointError
 from relay.models.groot.embodiments import KNOWN, resolve
 from relay.models.groot.recipe import ImageRecipe, Recipe, read_image_recipe, read_recipe
-from groot_folders import DROID, IDS, LIBERO, WIDTHS, processor_kwargs, statistics_of
 
 SIZES: dict[str, Any] = {key: WIDTHS[key] for key in ("max_state_dim", "max_action_dim", "action_horizon")}
 

@@ -88,9 +88,7 @@ def tiny_tensors() -> TinyTensors:
     return TinyTensors(described()["tensors"])
 
 
-def load_tiny(
-    source: TensorSource, dtype: torch.dtype = torch.float32, slots: Sequence[int] | None = None
-) -> Groot:
+def load_tiny(source: TensorSource, dtype: torch.dtype = torch.float32, slots: Sequence[int] | None = None) -> Groot:
     """A tiny network from any source, through the real loader."""
     return load_weights(tiny_config(), source, torch.device("cpu"), dtype, lambda phase, share: None, slots=slots)
 
