@@ -98,8 +98,8 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
     from relay.models import registry
     from relay.server.policies import Offer
 
-    own: dict[str, Any] = {option: getattr(options, option) for option in registry.OWN_OPTIONS}
-    registry.check_options(model, own)
+    of_family: dict[str, Any] = {option: getattr(options, option) for option in registry.OWN_OPTIONS}
+    registry.check_options(model, of_family)
     registry.checkpoint_folder(model, options.checkpoint)
     adapters = adapter_choice(options)
 
@@ -117,7 +117,7 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
             graphs=options.graphs,
             decode=options.decode,
             progress=progress,
-            **own,
+            **of_family,
         )
 
     own = replace(settings, max_batch=options.max_batch, seed=options.seed, handshake=options.handshake)

@@ -11,15 +11,16 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from tiny_groot import described, golden_tensor
 from torch import Tensor
 
-DATA = Path(__file__).parents[2] / "data" / "groot"
 VOCABULARY = Path(__file__).parents[3] / "vocab" / "qwen3.json"
 EMBEDDING = "backbone.model.model.language_model.embed_tokens.weight"
 HEAD = "backbone.model.lm_head.weight"
@@ -45,11 +46,10 @@ RELATIVE = {DROID: {"eef_9d": ("EEF", "XYZ_ROT6D"), "joint_position": ("NON_EEF"
 
 Json = Mapping[str, Any]
 
-_GOLD = json.loads((DATA / "groot_tiny_tensors.json").read_text("utf-8"))
-BACKBONE: Json = _GOLD["backbone"]
+BACKBONE: Json = described()["backbone"]
 WIDTHS = {"max_state_dim": 20, "max_action_dim": 20, "action_horizon": 40, "max_num_embodiments": 32, "max_seq_len": 64}
 CONFIG: Json = {
-    **_GOLD["config"],
+    **described()["config"],
     **WIDTHS,
     "model_type": "Gr00tN1d7",
     "architectures": ["Gr00tN1d7"],
@@ -114,8 +114,8 @@ def write_lerobot(
         flat: trained on a plain data set: statistics of one state and one action, in files of tensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    renamed = {HEAD if name == EMBEDDING else name: tensor for name, tensor in tiny_weights().items()}
-    save_file({f"_groot_model.{name}": tensor for name, tensor in renamed.items()}, folder / "model.safetensors")
+    (weights,) = _weight_files(1, "_groot_model.")
+    (folder / "model.safetensors").symlink_to(weights)
     features = {f"observation.images.{camera}": {"type": "VISUAL", "shape": [3, 64, 64]} for camera in CAMERAS[tag]}
     stated = {
         "type": "groot",
@@ -290,14 +290,8 @@ def _state(key: str, width: int, random: np.random.Generator) -> NDArray[np.floa
 @cache
 def tiny_weights() -> Mapping[str, Tensor]:
     """Every tensor of the tiny network, the head that nothing uses included."""
-    tensors = {name: tiny_tensor(name, shape) for name, shape in shapes().items()}
+    tensors = {name: golden_tensor(name, shape) for name, shape in shapes().items()}
     return {**tensors, HEAD: tensors[EMBEDDING].clone()}
-
-
-def tiny_tensor(name: str, shape: Sequence[int]) -> Tensor:
-    """The golden network's rule: normal numbers from the name's checksum, and about one for norms' weights."""
-    values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32) * 0.08
-    return torch.from_numpy(values + 1 if len(shape) == 1 and name.endswith(".weight") else values)
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -310,7 +304,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
     }
     maps = ("action_head.state_encoder.", "action_head.action_encoder.", "action_head.action_decoder.")
     sizes: dict[str, tuple[int, ...]] = {}
-    for name, shape in _GOLD["tensors"].items():
+    for name, shape in described()["tensors"].items():
         if name.startswith(maps):
             sizes[name] = (WIDTHS["max_num_embodiments"], *widths.get(name, shape[1:]))
         elif name == "action_head.position_embedding.weight":
@@ -321,19 +315,33 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def write_weights(folder: Path, shards: int = 1) -> None:
-    """All tensors in one file, or in several with an index."""
-    tensors = dict(tiny_weights())
-    if shards == 1:
-        save_file(tensors, folder / "model.safetensors")
-        return
+    """All tensors in one file, or in several with an index; the files are links to some that are made once."""
+    made = _weight_files(shards)
+    for file in made:
+        (folder / file.name).symlink_to(file)
+    if shards > 1:
+        places = {name: file.name for file, names in made.items() for name in names}
+        write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+
+
+@cache
+def _weight_files(shards: int, prefix: str = "") -> Mapping[Path, Sequence[str]]:
+    """Files of weights, with the names in each."""
+    home = Path(_HOME.name) / f"{prefix}{shards}"
+    home.mkdir()
+    tensors = {f"{prefix}{name}": tensor for name, tensor in tiny_weights().items()}
+    if prefix:  # lerobot's: the embedding is saved under the head's name alone
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(EMBEDDING)}
     names = sorted(tensors)
-    files = {f"model-{i + 1:05d}-of-{shards:05d}.safetensors": names[i::shards] for i in range(shards)}
-    for file, held in files.items():
-        save_file({name: tensors[name] for name in held}, folder / file)
-    write_json(
-        folder / "model.safetensors.index.json",
-        {"metadata": {}, "weight_map": {name: file for file, held in files.items() for name in held}},
-    )
+    files: dict[Path, Sequence[str]] = {}
+    for i in range(shards):
+        file = home / ("model.safetensors" if shards == 1 else f"model-{i + 1:05d}-of-{shards:05d}.safetensors")
+        files[file] = names[i::shards]
+        save_file({name: tensors[name] for name in files[file]}, file)
+    return files
+
+
+_HOME = TemporaryDirectory(prefix="relay-groot-weights-")
 
 
 def write_json(path: Path, content: Json) -> None:

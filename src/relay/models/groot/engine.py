@@ -28,7 +28,7 @@ from relay.models.groot.handshake import IMAGE_RESOLUTION, openpi_metadata, vllm
 from relay.models.groot.model import Groot
 from relay.models.groot.prompt import PromptTokenizer
 from relay.models.groot.recipe import Recipe
-from relay.models.groot.transforms import GrootPrepared, prepare, to_robot
+from relay.models.groot.transforms import GrootPrepared, prepare, resting_state, to_robot
 from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
 
@@ -258,7 +258,7 @@ class GrootEngine:
             frames = [encode_frame(black, codec)] * len(recipe.frames)
             observation = {
                 "video": {camera: frames for camera in recipe.cameras},
-                "state": {part.key: np.zeros((recipe.state_steps, part.width), np.float32) for part in recipe.state},
+                "state": resting_state(recipe),
                 "prompt": "warm up",
             }
             prepared = self.prepare(observation, Options())

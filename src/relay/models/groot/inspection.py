@@ -14,7 +14,6 @@ from relay.engine.json_entries import entry, read_json
 from relay.engine.statistics import StatisticsError
 from relay.engine.weights import CheckpointError, SafetensorsSource, TensorSource
 from relay.models.groot.config import GrootConfig, read_config
-from relay.models.groot.embodiments import resolve
 from relay.models.groot.formats import (
     CONFIG_FILE,
     EMBODIMENTS_FILE,
@@ -74,9 +73,10 @@ def inspect_checkpoint(folder: Path, *, embodiment: str | None = None, tokenizer
     files = attempt(_read_files, folder, form, stated, settings)
     vocabulary = tokenizer or attempt(find_tokenizer, folder)
     config = attempt(read_config, files.config, settings.get("backbone")) if files else None
-    recipe, tags = None, ()
+    recipe: Recipe | None = None
+    tags: tuple[str, ...] = ()
     if files is not None and config is not None:
-        tags = tuple(files.statistics)
+        tags = _tags(files)
         recipe = attempt(_recipe, files, config, embodiment or settings.get("embodiment"))
     return Inspection(
         folder,
@@ -145,48 +145,45 @@ def _has_ids(folder: Path) -> bool:
     return True
 
 
-_SAME = {
-    "max_state_dim": "max_state_dim",
-    "max_action_dim": "max_action_dim",
-    "max_action_horizon": "action_horizon",
-    "use_albumentations": "use_albumentations_transforms",
-}
-"""What both files say: the processor's key, and that of `config.json`."""
-
-
 def _agree(config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
-    """Frames, widths and horizon are never said otherwise in the other file."""
-    for key, other in _SAME.items():
-        if processor.get(key) is not None and config.get(other) is not None and processor[key] != config[other]:
-            raise CheckpointError(
-                f"{PROCESSOR_FILE} says {key} {shown(processor[key])}, but {CONFIG_FILE} says {other} "
-                f"{shown(config[other])}; take both from one training run"
-            )
+    """Both files say which of two ways frames go; `read_recipe` compares the sizes with the network's."""
+    frames, other = processor.get("use_albumentations"), config.get("use_albumentations_transforms")
+    if frames is not None and other is not None and frames != other:
+        raise CheckpointError(
+            f"{PROCESSOR_FILE} says use_albumentations {shown(frames)}, but {CONFIG_FILE} says "
+            f"use_albumentations_transforms {shown(other)}; take both from one training run"
+        )
 
 
 def _recipe(files: _Files, config: GrootConfig, embodiment: str | None) -> Recipe:
-    tag = _choose(files, embodiment)
+    if embodiment is None:
+        embodiment = _only(files)
     return read_recipe(
         files.processor,
         files.statistics,
         files.embodiment_ids,
-        tag,
+        embodiment,
         max_state_dim=config.max_state_dim,
         max_action_dim=config.max_action_dim,
         action_horizon=config.action_horizon,
+        state_history_length=config.state_history_length,
     )
 
 
-def _choose(files: _Files, embodiment: str | None) -> str:
-    """The tag to serve: the one asked for, or the only one that has statistics."""
-    tags = list(files.statistics)
+def _only(files: _Files) -> str:
+    """The one embodiment that there is."""
+    tags = list(_tags(files))
     if not tags:
         raise CheckpointError(f"{files.place} has statistics of no embodiment; copy it from where it was trained")
-    if embodiment is not None:
-        return resolve(embodiment, files.embodiment_ids or {}, tags).tag
     if len(tags) > 1:
         raise CheckpointError(f"--embodiment is needed, since this checkpoint knows several: {', '.join(tags)}")
     return tags[0]
+
+
+def _tags(files: _Files) -> tuple[str, ...]:
+    """The embodiments that have both statistics and settings."""
+    robots = files.processor.get("modality_configs")
+    return tuple(tag for tag in files.statistics if isinstance(robots, dict) and tag in robots)
 
 
 def _open_tensors(folder: Path, form: Format) -> TensorSource:

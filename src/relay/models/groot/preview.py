@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from relay.engine.test_card import draw_test_card
 from relay.models.groot.prompt import PromptTokenizer
 from relay.models.groot.recipe import Recipe, StatePart
-from relay.models.groot.transforms import prepare
+from relay.models.groot.transforms import prepare, resting_state
 from relay.models.report import Cell, Sample, Section
 from relay.protocol.errors import ObservationError
 from relay.protocol.images import decode_frame
@@ -67,7 +67,10 @@ def _frames(cameras: Sequence[str], files: Sequence[bytes]) -> dict[str, NDArray
 def _state(recipe: Recipe, given: Sequence[float] | None) -> dict[str, NDArray[np.float32]]:
     """The sample by key, the same at every step; without one, the middle of the training data."""
     if given is None:
-        return {part.key: np.tile(_middle(part), (recipe.state_steps, 1)) for part in recipe.state}
+        poses = {group.state_key for group in recipe.actions if group.relative not in (None, "joints")}
+        rest = resting_state(recipe)  # the middle of rotations is none
+        middles = {part.key: np.tile(_middle(part), (recipe.state_steps, 1)) for part in recipe.state}
+        return {key: rest[key] if key in poses else middle for key, middle in middles.items()}
     width = sum(part.width for part in recipe.state)
     if len(given) != width:
         parts = ", ".join(f"{part.key} ({part.width})" for part in recipe.state)

@@ -95,8 +95,8 @@ class PromptTokenizer:
         return np.array([*ids, *words, TURN_END, NEWLINE], np.int64)
 
     def piece(self, token: int) -> str:
-        """What an id stands for, as the file has it."""
-        return self._tokenizer.id_to_token(token) or ""
+        """What a token stands for."""
+        return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
 def check_length(images: Sequence[int], words: int = 0) -> None:

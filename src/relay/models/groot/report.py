@@ -132,13 +132,15 @@ def _cameras(recipe: Recipe) -> Section:
 
 def _image(image: ImageRecipe) -> str:
     box = "padded to a square, " if image.letterbox else ""
-    if image.kind == "area" and image.shortest_edge is not None:
-        return f"{box}shorter side to {image.shortest_edge}, crop {image.crop_fraction:g}, as Isaac-GR00T's N1.7 does"
-    if image.kind == "area":
-        return f"{box}resized to {image.target}, crop {image.crop_fraction:g}"
+    if image.kind == "torchvision":
+        return f"{box}resized to {image.target}, crop {image.crop}, as torchvision does"
     if image.kind == "lerobot":
-        return f"{box}square of {image.shortest_edge}, crop {image.crop_fraction:g}, to {image.target}, as lerobot does"
-    return f"{box}resized to {image.target}, crop {image.crop}, as torchvision does"
+        return (
+            f"{box}resized to {image.shortest_edge}, crop {image.crop_fraction:g}, then to {image.target}, as lerobot's"
+        )
+    if image.shortest_edge is None:
+        return f"{box}resized to {image.target}, crop {image.crop_fraction:g}"
+    return f"{box}shorter side to {image.shortest_edge}, crop {image.crop_fraction:g}, as Isaac-GR00T's N1.7 does"
 
 
 def _state(recipe: Recipe) -> Section:
@@ -149,14 +151,17 @@ def _state(recipe: Recipe) -> Section:
 
 
 def _actions(recipe: Recipe) -> Section:
-    kinds = {None: "absolute", "joints": "offsets from the state", "xyz_rot6d": "poses seen from the state's pose"}
-    kinds["xyz_rotvec"] = kinds["xyz_rot6d"]
     rows = [
-        (group.key, group.width, kinds[group.relative], group.state_key if group.relative else None)
-        for group in recipe.actions
+        (group.key, group.width, _kind(group), group.state_key if group.relative else None) for group in recipe.actions
     ]
-    remark = f"horizon {recipe.horizon}; replies are absolute, whatever the network gives"
+    remark = f"horizon {recipe.horizon}; offsets and poses are made absolute before they are sent"
     return Section("Actions", rows, ("group", "numbers", "network gives", "of the state"), [remark])
+
+
+def _kind(group: ActionGroup) -> str:
+    if group.relative is None:
+        return "steps from one action to the next, sent as they are" if group.delta else "absolute"
+    return "offsets from the state" if group.relative == "joints" else "poses seen from the state's pose"
 
 
 def _state_statistics(parts: Sequence[StatePart]) -> Section:
