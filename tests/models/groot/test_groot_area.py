@@ -23,7 +23,7 @@ DIGESTS = {
     (97, 61, 13, 60): "f8e3f34199005dcf",
     (5, 7, 1, 1): "9f13cbdb4c751a8b",
 }
-"""Of cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA) of OpenCV 5.0.0 and 4.11.0, with `noise` below."""
+"""Of `cv2.resize(noise(...), (width, height), interpolation=cv2.INTER_AREA)` by OpenCV 5.0.0; 4.11.0 gives the same."""
 
 
 def noise(height: int, width: int) -> NDArray[np.uint8]:

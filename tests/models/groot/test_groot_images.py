@@ -138,3 +138,23 @@ def test_frames_that_may_not_be_written_to_are_taken_without_a_warning(
     frame.flags.writeable = False
     prepare_frame(frame, recipe)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("recipe", [N17, TORCHVISION, ImageRecipe("area", True, 256, 0.95)])
+@pytest.mark.parametrize("camera", [(180, 320), (480, 640), (224, 224), (300, 200), (250, 251)])
+def test_the_fast_way_is_two_grey_levels_off_at_most(recipe: ImageRecipe, camera: tuple[int, int]) -> None:
+    frame = np.random.default_rng(0).integers(0, 256, (*camera, 3)).astype(np.uint8)
+    exact, fast = prepare_frame(frame, recipe), prepare_frame(frame, recipe, fast=True)
+    assert fast.shape == exact.shape
+    difference = np.abs(exact.astype(int) - fast)
+    assert difference.max() <= 2
+    assert (difference > 0).mean() < 0.5
+
+
+def test_the_fast_way_is_as_near_for_lerobots_recipe_where_nothing_overshoots() -> None:
+    frame = smooth(240, 320)
+    assert np.abs(prepare_frame(frame, LEROBOT).astype(int) - prepare_frame(frame, LEROBOT, fast=True)).max() <= 2
+
+
+def test_the_fast_way_keeps_a_frame_of_one_colour_as_it_is() -> None:
+    assert (prepare_frame(np.full((180, 320, 3), 255, np.uint8), N17, fast=True) == 255).all()
