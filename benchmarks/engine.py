@@ -46,10 +46,8 @@ FAMILIES = ("pi05", "pi0", "groot")
 CAMERAS, PROMPT, HORIZON, STEPS, HEADS = 3, 40, 10, 10, 8
 ROUNDS = 3
 COLUMNS = ("dispatched", "computing", "milliseconds")
-VIEWS = frozenset(
-    ("alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t")
-    + ("transpose", "unbind", "unsqueeze", "view")
-)
+VIEWS = {"alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes"}
+VIEWS |= {"squeeze", "t", "transpose", "unbind", "unsqueeze", "view"}
 """Operations that move no data."""
 
 

@@ -20,10 +20,8 @@ from relay.models.groot.model import Groot
 LEROBOT, LEROBOT_COMPUTING = 10_521, 4_775
 """lerobot 0.6.1, counted by benchmarks/engine.py: all operations, and those that are not views."""
 
-VIEWS = frozenset(
-    ("alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t")
-    + ("transpose", "unbind", "unsqueeze", "view")
-)
+VIEWS = {"alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes"}
+VIEWS |= {"squeeze", "t", "transpose", "unbind", "unsqueeze", "view"}
 
 
 class Counting(TorchDispatchMode):
