@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -120,20 +122,32 @@ def test_a_folder_above_the_checkpoints_is_told_as_groots(tmp_path: Path, capsys
     assert "choose one of libero_10" in check(capsys, tmp_path)[1]
 
 
-def recording(path: Path, folder: Path, tag: str, **changes: Any) -> Path:
+@cache
+def identity() -> Path:
+    """A folder of both embodiments for which frames of 256x256 stay as they are."""
+    return write_isaac(Path(_HOME.name), tags=[DROID, LIBERO], processor=IDENTITY)
+
+
+_HOME = TemporaryDirectory(prefix="relay-groot-parity-")
+
+
+@cache
+def recorded(tag: str) -> dict[str, Any]:
     """Two samples as another implementation answers them, in float64, each group by itself."""
     asked = [observation(tag, seed, (256, 256)) for seed in (1, 2)]
-    answers = [expected_actions(folder, tag, IDS[tag], one, seed) for seed, one in enumerate(asked)]
+    answers = [expected_actions(identity(), tag, IDS[tag], one, seed) for seed, one in enumerate(asked)]
     noise = [_noise(seed) for seed in range(2)]
-    arrays = {
+    return {
         **{f"video/{camera}": np.stack([one["video"][camera][0] for one in asked]) for camera in CAMERAS[tag]},
         **{f"state/{key}": np.stack([one["state"][key][0] for one in asked]) for key in asked[0]["state"]},
         **{f"actions/{key}": np.stack([answer[key][0] for answer in answers]) for key in ACTION_WIDTHS[tag]},
         "noise": np.stack(noise),
-        **changes,
     }
+
+
+def recording(path: Path, tag: str, **changes: Any) -> Path:
     prompt = "Pick up the black bowl!"
-    np.savez(path, **arrays, metadata=json.dumps({"source": "by hand", "prompt": prompt}))
+    np.savez(path, **{**recorded(tag), **changes}, metadata=json.dumps({"source": "by hand", "prompt": prompt}))
     return path
 
 
@@ -144,42 +158,38 @@ def _noise(seed: int) -> Any:
     return torch.randn((1, 40, 20), generator=generator, dtype=torch.bfloat16)[0].float().numpy()
 
 
-def parity(capsys: Capture, folder: Path, reference: Path, *options: str) -> tuple[int, str]:
-    code = main(["parity", "--checkpoint", str(folder), "--reference", str(reference), "--device", "cpu", *options])
+def parity(capsys: Capture, tag: str, reference: Path, *options: str) -> tuple[int, str]:
+    command = ["parity", "--checkpoint", str(identity()), "--embodiment", tag, "--reference", str(reference)]
+    code = main([*command, "--device", "cpu", *options])
     told = capsys.readouterr()
     return code, told.out + told.err
 
 
 @pytest.mark.parametrize("tag", [DROID, LIBERO])
 def test_parity_compares_every_number_of_every_group(tag: str, tmp_path: Path, capsys: Capture) -> None:
-    folder = write_isaac(tmp_path / "folder", tags=[DROID, LIBERO], processor=IDENTITY)
-    code, told = parity(capsys, folder, recording(tmp_path / "r.npz", folder, tag), "--embodiment", tag)
+    code, told = parity(capsys, tag, recording(tmp_path / "r.npz", tag))
     assert code == 0, told
     for key, width in ACTION_WIDTHS[tag].items():
         assert f"{key}[{width - 1}]" in told
 
 
 def test_parity_finds_one_number_that_is_off(tmp_path: Path, capsys: Capture) -> None:
-    folder = write_isaac(tmp_path / "folder", tags=[DROID], processor=IDENTITY)
-    with np.load(recording(tmp_path / "r.npz", folder, DROID)) as file:
-        joints = file["actions/joint_position"].copy()
+    joints = recorded(DROID)["actions/joint_position"].copy()
     joints[1, 7, 3] += 0.01
-    reference = recording(tmp_path / "changed.npz", folder, DROID, **{"actions/joint_position": joints})
-    code, told = parity(capsys, folder, reference)
+    reference = recording(tmp_path / "changed.npz", DROID, **{"actions/joint_position": joints})
+    code, told = parity(capsys, DROID, reference)
     assert code == 1
     assert "(sample 1, step 7, joint_position[3])" in told
 
 
 def test_parity_refuses_the_groups_of_another_robot(tmp_path: Path, capsys: Capture) -> None:
-    folder = write_isaac(tmp_path / "folder", tags=[LIBERO], processor=IDENTITY)
-    reference = recording(tmp_path / "r.npz", folder, LIBERO, **{"actions/yaw": np.zeros((2, 16, 3))})
-    code, told = parity(capsys, folder, reference)
+    reference = recording(tmp_path / "r.npz", LIBERO, **{"actions/yaw": np.zeros((2, 16, 3))})
+    code, told = parity(capsys, LIBERO, reference)
     assert code == 2
     assert "another robot's, or in other units" in told
 
 
 def test_parity_in_bfloat16_wants_a_tolerance(tmp_path: Path, capsys: Capture) -> None:
-    folder = write_isaac(tmp_path / "folder", processor=IDENTITY)
-    code, told = parity(capsys, folder, recording(tmp_path / "r.npz", folder, LIBERO), "--dtype", "bfloat16")
+    code, told = parity(capsys, LIBERO, recording(tmp_path / "r.npz", LIBERO), "--dtype", "bfloat16")
     assert code == 2
     assert "has not been measured: give --tolerance" in told

@@ -74,7 +74,7 @@ class PolicyOptions:
     """JPEG frames on the cpu, the gpu, or auto: the GPU where it is faster and its pixels are the CPU's."""
 
     resize: Literal["exact", "fast"] = "exact"
-    """For groot: frames resized exactly as in training, or faster and within two grey levels of that."""
+    """For groot: frames resized exactly as in training, or faster and a grey level or two off."""
 
     handshake: Literal["openpi", "roboarena"] = "openpi"
     """First frame for OpenPI clients: the policy's metadata, or the six keys that RoboArena clients insist on."""

@@ -66,9 +66,9 @@ class Parity:
         try:
             reference = read_reference(self.reference)
             report = self._inspect()
+            tolerance = self._tolerance(report, reference)
             engine = self._load(report)
             comparison = compare(engine, reference)
-            tolerance = self._tolerance(report, reference)
         except (ObservationError, ValueError, OSError) as error:
             return _fail(str(error))
         return _tell(comparison, reference, tolerance, self.dtype)

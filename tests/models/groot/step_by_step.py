@@ -7,12 +7,13 @@ actions are done here again, slowly, as Isaac-GR00T's description has them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from groot_folders import BACKBONE, CONFIG, HORIZONS, LANGUAGE, VOCABULARY, processor_kwargs, statistics_of
+from groot_folders import BACKBONE, CONFIG, HORIZONS, IDS, LANGUAGE, VOCABULARY, processor_kwargs, statistics_of
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -20,6 +21,7 @@ from relay.engine.weights import SafetensorsSource
 from relay.models.groot.assemble import assemble
 from relay.models.groot.config import read_config
 from relay.models.groot.inputs import GrootRow
+from relay.models.groot.model import Groot
 from relay.models.groot.weights import load_weights
 
 IDENTITY = {"crop_fraction": 1.0}
@@ -28,8 +30,8 @@ IDENTITY = {"crop_fraction": 1.0}
 
 def expected_actions(folder: Path, tag: str, slot: int, observation: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Each group's actions (1, horizon, k), for an observation in the reference form and four steps."""
-    config = read_config(CONFIG, BACKBONE)
-    model = load_weights(config, SafetensorsSource(folder), torch.device("cpu"), torch.float32, lambda *_: None)
+    model = _network(folder.joinpath("model.safetensors").resolve())
+    config = model.config
     settings = processor_kwargs([tag])["modality_configs"][tag]
     images = [
         shrunk(observation["video"][camera][0][time])
@@ -44,6 +46,14 @@ def expected_actions(folder: Path, tag: str, slot: int, observation: Mapping[str
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.bfloat16)
     normalized = model.sample_actions(assemble(model, [row], noise.float(), 4))[0].numpy().astype(np.float64)
     return robot_actions(tag, settings, normalized, observation["state"])
+
+
+@cache
+def _network(file: Path) -> Groot:
+    """The tests' folders link to the same weights, so they are loaded once."""
+    config, source = read_config(CONFIG, BACKBONE), SafetensorsSource(file)
+    slots = list(IDS.values())
+    return load_weights(config, source, torch.device("cpu"), torch.float32, lambda *_: None, slots=slots)
 
 
 def shrunk(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from relay.models.groot.config import GrootConfig
-from relay.models.groot.layers import Linear
 
 
 class EmbodimentMaps(nn.Module):
@@ -53,11 +52,13 @@ class EmbodimentMaps(nn.Module):
         return self.decode_out(F.relu(self.decode_in(x)))
 
 
-class SlotLinear(Linear):
-    """A linear layer whose weight a checkpoint stores as (inputs, outputs)."""
-
-    bias: Tensor
+class SlotLinear(nn.Module):
+    """`x @ weight + bias` for x (n, inputs), the weight stored as it is used: (inputs, outputs)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs)
+        super().__init__()
         self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight)

@@ -107,7 +107,7 @@ class GrootEngine:
         metadata: the checkpoint's own, for OpenPI's handshake.
         remarks: what should be known of the checkpoint.
         decode: what decodes JPEG frames, as in `choose_decoder`.
-        fast_resize: frames are resized faster, within two grey levels of the exact result.
+        fast_resize: frames are resized faster, a grey level or two off.
         graphs_wanted: the device has CUDA graphs and they were not turned off; this engine has none yet, and says so.
 
     Attributes:
@@ -134,7 +134,7 @@ class GrootEngine:
         self.model = model
         self.remarks = list(remarks)
         if fast_resize:
-            self.remarks.append("--resize fast: frames differ from training's by up to two grey levels")
+            self.remarks.append("--resize fast: frames differ from training's by a grey level or two")
         if graphs_wanted:
             self.remarks.append("groot runs without CUDA graphs: every request launches its kernels one by one")
         self._tokenizer, self._recipe = tokenizer, recipe

@@ -16,7 +16,7 @@ from relay.engine.base import Progress
 from relay.engine.weights import CheckpointError, TensorSource
 from relay.models.groot.config import GrootConfig
 from relay.models.groot.dit import DiffusionBlock
-from relay.models.groot.embodiment_maps import EmbodimentMaps
+from relay.models.groot.embodiment_maps import EmbodimentMaps, SlotLinear
 from relay.models.groot.features import FeatureBlock
 from relay.models.groot.language import LanguageLayer
 from relay.models.groot.layers import Linear, Mlp
@@ -270,9 +270,9 @@ def _embodiments(model: Groot) -> Iterator[Stored]:
         ("action_decoder.layer1", lambda m: m.decode_in),
         ("action_decoder.layer2", lambda m: m.decode_out),
     ):
-        linears: list[Linear] = [pick(m) for m in maps]
+        linears: list[SlotLinear] = [pick(m) for m in maps]
         yield _of_slots(f"{_HEAD}{theirs}.W", model, [linear.weight for linear in linears])
-        yield _of_slots(f"{_HEAD}{theirs}.b", model, [_bias(linear) for linear in linears])
+        yield _of_slots(f"{_HEAD}{theirs}.b", model, [linear.bias for linear in linears])
     width = model.config.input_embedding_dim
     yield Stored(
         _HEAD + "action_encoder.W2.W",
@@ -280,7 +280,7 @@ def _embodiments(model: Groot) -> Iterator[Stored]:
         [half for m in maps for half in (m.mix_action.weight, m.mix_time)],
         lambda tensor: [half for slot in slots for half in tensor[slot].chunk(2)],
     )
-    yield _of_slots(_HEAD + "action_encoder.W2.b", model, [_bias(m.mix_action) for m in maps])
+    yield _of_slots(_HEAD + "action_encoder.W2.b", model, [m.mix_action.bias for m in maps])
 
 
 def _of_slots(name: str, model: Groot, places: Sequence[Tensor]) -> Stored:
