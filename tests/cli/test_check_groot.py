@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from groot_folders import ACTION_WIDTHS, BACKBONE, CAMERAS, DROID, IDS, LANGUAGE, LIBERO, observation, write_isaac
+from groot_folders import (
+    ACTION_WIDTHS,
+    BACKBONE,
+    CAMERAS,
+    DROID,
+    IDS,
+    LANGUAGE,
+    LIBERO,
+    observation,
+    write_isaac,
+    write_lerobot,
+)
 from step_by_step import IDENTITY, expected_actions
 
 from relay.cli.main import main
@@ -48,6 +59,14 @@ def test_a_folder_that_would_start_is_told_with_code_0_and_no_tensor_is_read(
     assert "format       Isaac-GR00T" in told
     assert f"embodiments  {DROID}, {LIBERO}" in told
     assert "no problems: relay serve groot would start" in told
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_lerobot_folder_is_told_too(flat: bool, tmp_path: Path, capsys: Capture) -> None:
+    code, told = check(capsys, write_lerobot(tmp_path, flat=flat))
+    assert code == 0
+    assert "format       lerobot" in told
+    assert "here the client does" in told
 
 
 def test_a_folder_of_several_embodiments_wants_one_named(both: Path, capsys: Capture) -> None:
