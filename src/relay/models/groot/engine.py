@@ -17,22 +17,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relay.engine.adapter_folders import AdapterChoice
-from relay.engine.base import Chunk, Failure, PolicySpec, Progress, Work
+from relay.engine.adapter_store import AdapterStore
+from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
 from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
 from relay.engine.frames import Decode
 from relay.engine.weights import CheckpointError
+from relay.models.groot.adapters import read_adapter, with_changes
 from relay.models.groot.assemble import assemble
 from relay.models.groot.checkpoint import load_checkpoint
 from relay.models.groot.handshake import IMAGE_RESOLUTION, openpi_metadata, vllm_handshake
 from relay.models.groot.model import Groot
 from relay.models.groot.prompt import PromptTokenizer
 from relay.models.groot.recipe import Recipe
+from relay.models.groot.resident import ResidentNetworks
 from relay.models.groot.transforms import GrootPrepared, prepare, resting_state, to_robot
 from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
 
 OPTIONS = frozenset({"num_steps", "seed", "noise"})
+NO_ADAPTERS = AdapterChoice()
 
 _NUDGE = 0.01
 """In the network's units: small for poses, and large beside what float32 rounds."""
@@ -68,8 +72,6 @@ def load(
             raise CheckpointError(f"--{option} must be {' or '.join(choices)}, got {value!r}")
     if num_steps is not None and not 1 <= num_steps <= 50:
         raise CheckpointError(f"--num-steps must be between 1 and 50, got {num_steps}")
-    if adapters.any:
-        raise CheckpointError("adapters are not served with groot yet: leave --adapter and --adapter-root out")
     place = choose_device(device)
     precision = dtype if dtype != "auto" else "bfloat16" if place.type == "cuda" else "float32"
     checkpoint = load_checkpoint(
@@ -82,11 +84,14 @@ def load(
     )
     if num_steps is not None:
         checkpoint.model.config = replace(checkpoint.model.config, num_steps=num_steps)
+    if adapters.any:
+        progress("loading adapters", 0.0)
     return GrootEngine(
         name,
         checkpoint.model,
         checkpoint.tokenizer,
         checkpoint.recipe,
+        adapters=adapters,
         tags=checkpoint.tags,
         metadata=checkpoint.metadata,
         remarks=checkpoint.remarks,
@@ -103,6 +108,7 @@ class GrootEngine:
 
     Args:
         recipe: the embodiment's cameras, state, actions and statistics.
+        adapters: those that requests may ask for.
         tags: all embodiments that the checkpoint has statistics of.
         metadata: the checkpoint's own, for OpenPI's handshake.
         remarks: what should be known of the checkpoint.
@@ -122,6 +128,7 @@ class GrootEngine:
         tokenizer: PromptTokenizer,
         recipe: Recipe,
         *,
+        adapters: AdapterChoice = NO_ADAPTERS,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
         remarks: Sequence[str] = (),
@@ -131,6 +138,12 @@ class GrootEngine:
         fast_resize: bool = False,
         graphs_wanted: bool = False,
     ) -> None:
+        base = model
+        self._adapters = AdapterStore(adapters, lambda folder: read_adapter(folder, base))
+        self._merged = adapters.merged
+        if self._merged:
+            model = with_changes(base, self._adapters.adapters[0])
+        self._resident = ResidentNetworks(model, adapters.memory_bytes)
         self.model = model
         self.remarks = list(remarks)
         if fast_resize:
@@ -151,7 +164,7 @@ class GrootEngine:
             num_steps=model.config.num_steps,
             max_batch=max_batch,
             image_resolution=IMAGE_RESOLUTION,
-            supported_options=OPTIONS,
+            supported_options=OPTIONS | ({"adapter"} if adapters.any else set()),
             metadata={**openpi_metadata(recipe, tags), **told, **(metadata or {})},
             handshake=vllm_handshake(recipe, tags),
             untold=frozenset({"state_dim", "action_dim"}),  # both are maps of parts
@@ -159,7 +172,7 @@ class GrootEngine:
 
     def prepare(self, observation: Observation, options: Options) -> GrootPrepared:
         """Validate, decode, resize, tokenize and normalize."""
-        return prepare(
+        prepared = prepare(
             observation,
             options,
             self._recipe,
@@ -168,10 +181,17 @@ class GrootEngine:
             decode=self._decode,
             fast_resize=self._fast_resize,
         )
+        chosen = self._adapters.choose(options.adapter)
+        if chosen is None:
+            return prepared
+        name, adapter = chosen
+        notes = tuple(Note(f"adapter {name} {text}") for text in adapter.notes)
+        return replace(prepared, adapter=None if self._merged else adapter, notes=(*prepared.notes, *notes))
 
     def batch_key(self, prepared: GrootPrepared) -> Hashable:
-        """Rows of one embodiment, number of steps and set of image sizes share a batch, whatever their prompts."""
-        return prepared.row.slot, self._steps(prepared), tuple(image.shape for image in prepared.row.images)
+        """Rows of one embodiment, number of steps, set of image sizes and adapter share a batch; prompts may differ."""
+        sizes = tuple(image.shape for image in prepared.row.images)
+        return prepared.row.slot, self._steps(prepared), sizes, prepared.adapter
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """A map of float32 arrays (1, horizon, k) for every row, one for each action group, in the robot's units."""
@@ -179,6 +199,23 @@ class GrootEngine:
         noise = torch.stack([self._noise(work.options) for work in batch])  # (rows, action_horizon, max_action_dim)
         actions = self._sample(prepared, noise).float().cpu().numpy()
         return [self._answer(row, one) for row, one in zip(actions, prepared, strict=True)]
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names that requests may ask for."""
+        return self._adapters.names
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Hold one more adapter, or another one under a name; any thread, requests go on."""
+        self._adapters.load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Hold an adapter no more; any thread, requests that have it are answered."""
+        self._adapters.unload(name)
+
+    def rescan_adapters(self) -> None:
+        """Look through the adapters' folders again; any thread, requests go on."""
+        self._adapters.rescan()
 
     def action_scale(self, prepared: GrootPrepared) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What the network's 0 is in the units of this row's answer, and how long its 1 is there.
@@ -210,18 +247,30 @@ class GrootEngine:
             noise = torch.stack([self._noise(Options(seed=0))] * rows)
             if not self._sample([prepared] * rows, noise).isfinite().all():
                 raise CheckpointError("this checkpoint gives actions that are not finite: its weights are damaged")
+        self._warm_up_adapters(prepared, progress)
         for remark in self.remarks:
             logger.warning("%s", remark)
 
+    def _warm_up_adapters(self, prepared: GrootPrepared, progress: Progress) -> None:
+        """Bring the adapters to the device, so that their first requests need not wait for that."""
+        held = () if self._merged else self._adapters.names
+        noise = self._noise(Options(seed=0))[None]
+        for done, name in enumerate(held):
+            progress("warming up adapters", done / len(held))
+            if not self._sample([replace(prepared, adapter=self._adapters.get(name))], noise).isfinite().all():
+                raise CheckpointError(f"adapter {name} gives actions that are not finite: its weights are damaged")
+
     def free_memory(self) -> None:
-        """Give the allocator's unused blocks back, which may be too small."""
+        """Give the allocator's unused blocks back, which may be too small, and the adapters' room."""
+        self._resident.forget()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def _sample(self, prepared: Sequence[GrootPrepared], noise: Tensor) -> Tensor:
         """(rows, action_horizon, max_action_dim) in the network's units; all rows have the same batch key."""
         rows = [one.row for one in prepared]
-        return self.model.sample_actions(assemble(self.model, rows, noise, self._steps(prepared[0])))
+        network = self._resident.network(prepared[0].adapter)
+        return network.sample_actions(assemble(network, rows, noise, self._steps(prepared[0])))
 
     def _steps(self, prepared: GrootPrepared) -> int:
         return self.model.config.num_steps if prepared.num_steps is None else prepared.num_steps
