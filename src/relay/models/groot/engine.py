@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relay.engine.adapter_folders import BASE, AdapterChoice
+from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.adapter_store import AdapterStore
 from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
 from relay.engine.decode import DECODERS, choose_decoder
@@ -33,13 +33,11 @@ from relay.models.groot.prompt import PromptTokenizer
 from relay.models.groot.recipe import Recipe
 from relay.models.groot.resident import ResidentNetworks
 from relay.models.groot.transforms import GrootPrepared, prepare, resting_state, to_robot
-from relay.protocol.errors import ObservationError
 from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
-from relay.protocol.wording import quoted
 
-NO_ADAPTERS = AdapterChoice()
 OPTIONS = frozenset({"num_steps", "seed", "noise"})
+NO_ADAPTERS = AdapterChoice()
 
 _NUDGE = 0.01
 """In the network's units: small for poses, and large beside what float32 rounds."""
@@ -94,12 +92,12 @@ def load(
         checkpoint.model,
         checkpoint.tokenizer,
         checkpoint.recipe,
+        adapters=adapters,
         tags=checkpoint.tags,
         metadata=checkpoint.metadata,
         remarks=checkpoint.remarks,
         max_batch=max_batch,
         default_prompt=default_prompt,
-        adapters=adapters,
         decode=decode,
         fast_resize=resize == "fast",
         graphs_wanted=graphs == "auto" and place.type == "cuda",
@@ -111,10 +109,10 @@ class GrootEngine:
 
     Args:
         recipe: the embodiment's cameras, state, actions and statistics.
+        adapters: those that requests may ask for.
         tags: all embodiments that the checkpoint has statistics of.
         metadata: the checkpoint's own, for OpenPI's handshake.
         remarks: what should be known of the checkpoint.
-        adapters: those that requests may ask for.
         decode: what decodes JPEG frames, as in `choose_decoder`.
         fast_resize: frames are resized faster, a grey level or two off.
         graphs_wanted: the device has CUDA graphs and they were not turned off; this engine has none yet, and says so.
@@ -131,12 +129,12 @@ class GrootEngine:
         tokenizer: PromptTokenizer,
         recipe: Recipe,
         *,
+        adapters: AdapterChoice = NO_ADAPTERS,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
         remarks: Sequence[str] = (),
         max_batch: int = 8,
         default_prompt: str | None = None,
-        adapters: AdapterChoice = NO_ADAPTERS,
         decode: str = "cpu",
         fast_resize: bool = False,
         graphs_wanted: bool = False,
@@ -145,9 +143,8 @@ class GrootEngine:
         self._adapters = AdapterStore(adapters, lambda folder: read_adapter(folder, base))
         self._merged = adapters.merged
         if self._merged:
-            (adapter,) = self._adapters.adapters
-            model = with_changes(model, adapter)
-        self._networks = ResidentNetworks(model, adapters.memory_bytes)
+            model = with_changes(base, self._adapters.adapters[0])
+        self._resident = ResidentNetworks(model, adapters.memory_bytes)
         self.model = model
         self.remarks = list(remarks)
         if fast_resize:
@@ -185,24 +182,17 @@ class GrootEngine:
             decode=self._decode,
             fast_resize=self._fast_resize,
         )
-        name = self._adapters.default if options.adapter is None else options.adapter
-        if name == BASE and self._merged:
-            raise ObservationError(
-                f"adapter {BASE!r} cannot be had: this server has merged {self._adapters.names[0]!r} into the weights"
-            )
-        if name is None or name == BASE:
+        chosen = self._adapters.choose(options.adapter)
+        if chosen is None:
             return prepared
-        adapter = self._adapters.get(name)
-        if adapter is None:  # unloaded since the server looked
-            raise ObservationError(f"adapter {quoted(name)} is not loaded")
+        name, adapter = chosen
         notes = tuple(Note(f"adapter {name} {text}") for text in adapter.notes)
-        adapter = None if self._merged else adapter
-        return replace(prepared, adapter=adapter, notes=(*prepared.notes, *notes))
+        return replace(prepared, adapter=None if self._merged else adapter, notes=(*prepared.notes, *notes))
 
     def batch_key(self, prepared: GrootPrepared) -> Hashable:
-        """Rows of one embodiment, adapter, number of steps and set of image sizes share a batch."""
+        """Rows of one embodiment, number of steps, set of image sizes and adapter share a batch; prompts may differ."""
         sizes = tuple(image.shape for image in prepared.row.images)
-        return prepared.row.slot, prepared.adapter, self._steps(prepared), sizes
+        return prepared.row.slot, self._steps(prepared), sizes, prepared.adapter
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """A map of float32 arrays (1, horizon, k) for every row, one for each action group, in the robot's units."""
@@ -218,22 +208,15 @@ class GrootEngine:
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Hold one more adapter, or another one under a name; any thread, requests go on."""
-        self._check_not_merged()
         self._adapters.load(name, folder)
 
     def unload_adapter(self, name: str) -> None:
         """Hold an adapter no more; any thread, requests that have it are answered."""
-        self._check_not_merged()
         self._adapters.unload(name)
 
     def rescan_adapters(self) -> None:
         """Look through the adapters' folders again; any thread, requests go on."""
-        if not self._merged:
-            self._adapters.rescan()
-
-    def _check_not_merged(self) -> None:
-        if self._merged:
-            raise ValueError("the adapter is merged into the weights; start the server without --merge-adapter")
+        self._adapters.rescan()
 
     def action_scale(self, prepared: GrootPrepared) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What the network's 0 is in the units of this row's answer, and how long its 1 is there.
@@ -270,25 +253,25 @@ class GrootEngine:
             logger.warning("%s", remark)
 
     def _warm_up_adapters(self, prepared: GrootPrepared, progress: Progress) -> None:
-        """Bring as many adapters to the device as it holds, so that their first requests need not wait for that."""
+        """Bring the adapters to the device, so that their first requests need not wait for that."""
         held = () if self._merged else self._adapters.names
+        noise = self._noise(Options(seed=0))[None]
         for done, name in enumerate(held):
             progress("warming up adapters", done / len(held))
-            row = replace(prepared, adapter=self._adapters.get(name))
-            if not self._sample([row], self._noise(Options(seed=0))[None]).isfinite().all():
+            if not self._sample([replace(prepared, adapter=self._adapters.get(name))], noise).isfinite().all():
                 raise CheckpointError(f"adapter {name} gives actions that are not finite: its weights are damaged")
 
     def free_memory(self) -> None:
-        """Forget adapters' networks, and give the allocator's unused blocks back, which may be too small."""
-        self._networks.forget()
+        """Give the allocator's unused blocks back, which may be too small, and the adapters' room."""
+        self._resident.forget()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def _sample(self, prepared: Sequence[GrootPrepared], noise: Tensor) -> Tensor:
         """(rows, action_horizon, max_action_dim) in the network's units; all rows have the same batch key."""
-        network = self._networks.network(prepared[0].adapter)
-        inputs = assemble(network, [one.row for one in prepared], noise, self._steps(prepared[0]))
-        return network.sample_actions(inputs)
+        rows = [one.row for one in prepared]
+        network = self._resident.network(prepared[0].adapter)
+        return network.sample_actions(assemble(network, rows, noise, self._steps(prepared[0])))
 
     def _steps(self, prepared: GrootPrepared) -> int:
         return self.model.config.num_steps if prepared.num_steps is None else prepared.num_steps
