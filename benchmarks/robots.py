@@ -2,7 +2,7 @@
 
     python benchmarks/robots.py                    all cases, about six minutes
     python benchmarks/robots.py --rounds 1         a first look
-    python benchmarks/robots.py --soak 10          128 robots at 10 Hz for ten minutes, nothing else
+    python benchmarks/robots.py --soak 10          128 robots at 10 Hz for ten minutes, then two minutes with decoding
 
 The policy of most cases waits for 20 ms and for 3 ms more with each further row of a batch, as a GPU would. Servers are
 processes of their own; all robots of a run are coroutines of this one, which send messages packed beforehand, so that
@@ -56,6 +56,7 @@ SINGLE = System("relay, no batching", ("server", "relay", *WAITING))
 DEMO_BATCHING = System("demo, batches of 8", ("demo", "--max-batch", "8"), state_dim=4)
 DEMO_SINGLE = System("demo, no batching", ("demo", "--max-batch", "1"), state_dim=4)
 NO_WAIT = System("relay, 0 ms policy", ("server", "relay", "--milliseconds", "0", "--batch", "8", "--keep-encoded"))
+DECODING = System("relay, 0 ms policy, frames decoded", ("server", "relay", "--milliseconds", "0", "--batch", "8"))
 
 FLEETS = (1, 2, 4, 8, 16, 32)
 DEMO_FLEETS = (1, 8)
@@ -100,7 +101,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns that each system gets (default 5)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn (default 2)")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="only hold 128 robots at 10 Hz for so long")
+    parser.add_argument(
+        "--soak",
+        type=float,
+        metavar="MINUTES",
+        help="only hold 128 robots at 10 Hz for so long, then a minute each with frames decoded",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic frames (default 0)")
     parser.add_argument("--results", type=Path, default=wire.HERE / "results", help="folder for the JSON file")
     chosen = parser.parse_args()
@@ -114,7 +120,8 @@ def main() -> None:
     }
     frames = wire.camera_frames(chosen.seed)
     if chosen.soak:
-        report["soak"] = asyncio.run(soak(frames, 60 * chosen.soak))
+        minutes = ((NO_WAIT, 128, chosen.soak), (DECODING, 32, 1), (DECODING, 128, 1))
+        report["soak"] = [asyncio.run(soak(frames, *case)) for case in minutes]
     else:
         stock.ensure()
         report["fleets"] = compare((STOCK, BATCHING, SINGLE), FLEETS, frames, chosen.rounds, chosen.seconds)
@@ -190,18 +197,21 @@ async def beside_a_greedy_one(frames: np.ndarray, rounds: int, seconds: float) -
     return rows
 
 
-async def soak(frames: np.ndarray, seconds: float) -> dict[str, Any]:
-    """128 robots at 10 Hz with JPEG frames, about 31 KB a request; every answer must come."""
-    sent = messages(frames, NO_WAIT)
+async def soak(frames: np.ndarray, system: System, robots: int, minutes: float) -> dict[str, Any]:
+    """Robots at 10 Hz with JPEG frames, about 31 KB a request; every answer must come."""
+    sent, seconds = messages(frames, system), 60 * minutes
     with ExitStack() as running:
-        port = start_server(running, NO_WAIT)
-        async with fleet(port, 128) as websockets:
+        port = start_server(running, system)
+        async with fleet(port, robots) as websockets:
             end = time.perf_counter() + seconds
             health = asyncio.create_task(watch_health(port, end, period=1.0))
             paced = [ask_at(10, end, websocket, sent, index) for index, websocket in enumerate(websockets)]
             run = Run(await asyncio.gather(*paced), await health, seconds)
-    row = run.summary() | {"seconds": seconds, "request_bytes": float(np.mean([len(message) for message in sent]))}
-    print(f"{seconds:g} s: {row['answers']} answers to as many requests of {row['request_bytes'] / 1e3:.1f} KB", end="")
+    size = float(np.mean([len(message) for message in sent]))
+    row = run.summary() | {"system": system.name, "robots": robots, "seconds": seconds, "request_bytes": size}
+    print(
+        f"{robots} robots, {system.name}: {row['answers']} answers to as many requests of {size / 1e3:.1f} KB", end=""
+    )
     print(f" ({row['answers_per_second']:.0f}/s), p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms", end="")
     print(f", slowest robot's p99 {run.fairness:.2f} x the fastest's, healthz p99 {row['health_p99_ms']:.2f} ms")
     return row

@@ -28,7 +28,7 @@ class _Family:
     options: tuple[str, ...]
 
 
-_PI0 = _Family("relay.models.pi0", ("config", "robot", "compile"))
+_PI0 = _Family("relay.models.pi0", ("config", "robot", "compile", "rtc_schedule", "rtc_max_guidance_weight"))
 _GROOT = _Family("relay.models.groot", ("embodiment", "resize"))
 
 _FAMILIES = {
@@ -46,6 +46,8 @@ OWN_OPTIONS: Mapping[str, Any] = {
     "compile": False,
     "embodiment": None,
     "resize": "exact",
+    "rtc_schedule": "linear",
+    "rtc_max_guidance_weight": 10.0,
 }
 """Options that not every family takes, with the value of each that asks for nothing."""
 
@@ -76,6 +78,8 @@ def load(
     compile: bool = False,
     decode: str = "auto",
     resize: str = "exact",
+    rtc_schedule: str = "linear",
+    rtc_max_guidance_weight: float = 10.0,
     progress: Progress = lambda phase, share: None,
 ) -> Engine:
     """Load a policy by its model name.
@@ -96,6 +100,7 @@ def load(
         compile: with graphs, whether small functions are compiled.
         decode: of JPEG frames: `auto`, `cpu` or `gpu`.
         resize: of frames: `exact`, as in training, or `fast`.
+        rtc_schedule, rtc_max_guidance_weight: how real-time chunking guides; see `engine/chunking.py`.
 
     Raises:
         UnknownModel: with the known names.
@@ -103,7 +108,15 @@ def load(
         ValueError: a checkpoint that cannot be loaded faithfully.
     """
     folder = checkpoint_folder(name, checkpoint)
-    given = {"config": config, "robot": robot, "compile": compile, "embodiment": embodiment, "resize": resize}
+    given = {
+        "config": config,
+        "robot": robot,
+        "compile": compile,
+        "embodiment": embodiment,
+        "resize": resize,
+        "rtc_schedule": rtc_schedule,
+        "rtc_max_guidance_weight": rtc_max_guidance_weight,
+    }
     check_options(name, given)
     family = _FAMILIES[name]
     return import_module(f"{family.package}.engine").load(
@@ -184,8 +197,12 @@ def check_options(name: str, given: Mapping[str, Any]) -> None:
     own = _FAMILIES[_known(name)].options
     for option, value in given.items():
         if option not in own and value != OWN_OPTIONS[option]:
-            takes = ", ".join(f"--{option}" for option in own)
-            raise ForeignOption(f"--{option} is not an option of {name}; its own are {takes}")
+            takes = ", ".join(map(_flag, own))
+            raise ForeignOption(f"{_flag(option)} is not an option of {name}; its own are {takes}")
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
 
 
 def checkpoint_folder(name: str, checkpoint: Path | None) -> Path:
@@ -203,6 +220,14 @@ def checkpoint_folder(name: str, checkpoint: Path | None) -> Path:
     if not checkpoint.is_dir():
         raise ValueError(f"checkpoint {checkpoint} is not a folder")
     return checkpoint
+
+
+def built_in_adapters(name: str, checkpoint: Path | None) -> Mapping[str, Path]:
+    """Folders of the LoRA adapters that come with a model, by name; none for a checkpoint of one's own."""
+    if name != "demo" or checkpoint is not None:
+        return {}
+    configs = sorted(checkpoint_folder(name, None).glob("adapters/*/adapter_config.json"))
+    return {config.parent.name: config.parent for config in configs}
 
 
 def _known(name: str) -> str:
