@@ -10,11 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from groot_folders import ACTION_WIDTHS, BACKBONE, CAMERAS, DROID, IDS, LANGUAGE, LIBERO, observation, write_isaac
+from groot_folders import (
+    ACTION_WIDTHS,
+    BACKBONE,
+    CAMERAS,
+    DROID,
+    IDS,
+    LANGUAGE,
+    LIBERO,
+    observation,
+    write_isaac,
+    write_lerobot,
+)
 from step_by_step import IDENTITY, expected_actions
 
 from relay.cli.main import main
 from relay.engine.weights import SafetensorsSource
+from relay.models import registry
 from relay.protocol.images import Codec, encode_frame
 
 pytestmark = pytest.mark.vocab
@@ -50,6 +62,14 @@ def test_a_folder_that_would_start_is_told_with_code_0_and_no_tensor_is_read(
     assert "no problems: relay serve groot would start" in told
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_lerobot_folder_is_told_too(flat: bool, tmp_path: Path, capsys: Capture) -> None:
+    code, told = check(capsys, write_lerobot(tmp_path, flat=flat))
+    assert code == 0
+    assert "format       lerobot" in told
+    assert "here the client does" in told
+
+
 def test_a_folder_of_several_embodiments_wants_one_named(both: Path, capsys: Capture) -> None:
     code, told = check(capsys, both)
     assert code == 1
@@ -68,6 +88,14 @@ def test_cameras_state_and_actions_are_told_with_their_kinds(both: Path, capsys:
     }
     assert len(told["Statistics of state"]["rows"]) == 17
     assert told["Tensors"]["remarks"][0] == "ignored: backbone.model.lm_head.weight"
+
+
+def test_memory_is_that_of_one_embodiment(both: Path, capsys: Capture) -> None:
+    told = dict(sections(capsys, both, "--embodiment", LIBERO)["Memory"]["rows"])
+    model = registry.load("groot", checkpoint=both, embodiment=LIBERO, device="cpu").model
+    count = sum(parameter.numel() for parameter in model.parameters())
+    stored = int(told["parameters of one embodiment"].replace(",", ""))
+    assert stored == pytest.approx(count, rel=5e-3)  # of the patches' two frames only the sum is kept
 
 
 def test_the_preview_shows_frames_state_and_prompt_as_the_network_gets_them(

@@ -171,6 +171,17 @@ def test_steps_are_those_that_are_asked_for(policy: relay.Policy, tag: str) -> N
     assert as_bytes(ask(policy, {**asked, "num_inference_steps": 2})) != as_bytes(ask(policy, asked))
 
 
+def test_a_state_in_other_units_is_answered_with_a_note_once_a_session(policy: relay.Policy, tag: str) -> None:
+    key = "joint_position" if tag == DROID else "roll"
+    asked = changed(tag, "state", key, np.full((1, 1, STATE_WIDTHS[tag][key]), 57.3))
+    (note,) = policy.infer({**asked, "session_id": "degrees"})["notes"]
+    assert note.startswith(f"state['{key}'][")
+    assert "is 57.3, far outside" in note
+    assert note.endswith("of the training data; units?")
+    assert "notes" not in policy.infer({**asked, "session_id": "degrees"})
+    assert "notes" not in policy.infer({**observation(tag), "session_id": "radians"})
+
+
 def test_two_sessions_on_one_connection_do_not_mix(policy: relay.Policy, tag: str) -> None:
     left, right = observation(tag, 1), observation(tag, 2)
     alone = as_bytes(ask(policy, left)), as_bytes(ask(policy, right))

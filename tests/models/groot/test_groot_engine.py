@@ -74,6 +74,23 @@ def test_one_rows_fault_leaves_the_others_alone(libero: Any, monkeypatch: pytest
     assert isinstance(second, Chunk)
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_a_row_that_is_not_finite_fails_alone(libero: Any, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = libero.model.sample_actions
+
+    def damaged(inputs: Any) -> torch.Tensor:
+        actions = sample(inputs).clone()
+        actions[0, 3, 1] = value
+        return actions
+
+    monkeypatch.setattr(libero.model, "sample_actions", damaged)
+    prepared = libero.prepare(observation(LIBERO), Options())
+    first, second = libero.infer([Work(prepared, Options(seed=1))] * 2)
+    assert isinstance(first, Failure)
+    assert "not finite" in str(first.error)
+    assert isinstance(second, Chunk)
+
+
 def test_every_row_has_arrays_of_its_own(libero: Any) -> None:
     prepared = libero.prepare(observation(LIBERO), Options())
     rows = libero.infer([Work(prepared, Options(seed=seed)) for seed in (1, 1)])

@@ -79,6 +79,11 @@ def test_an_unknown_embodiment_is_answered_with_all_and_the_nearest(tmp_path: Pa
     assert DROID in told
 
 
+def test_a_part_of_a_tag_is_answered_with_the_whole_one(tmp_path: Path) -> None:
+    told = problems(write_isaac(tmp_path, tags=[DROID, LIBERO]), embodiment="droid")
+    assert f"'droid' is not an embodiment of GR00T N1.7, did you mean '{DROID}'?" in told
+
+
 def test_an_embodiment_without_statistics_is_told_so(tmp_path: Path) -> None:
     folder = write_isaac(tmp_path, tags=[DROID, LIBERO], statistics={DROID: None})
     assert f"no statistics of the embodiment '{DROID}', only of: {LIBERO}" in problems(folder, embodiment=DROID)

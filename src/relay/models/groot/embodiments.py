@@ -97,7 +97,8 @@ def _spellings(tag: str) -> list[str]:
 def _why_not(wanted: str, tag: str | None, available: Sequence[str]) -> str:
     if tag is None:
         spelt = {spelling: known for known in available for spelling in _spellings(known)}
-        near = get_close_matches(wanted.lower(), spelt, n=1)
+        within = [spelling for spelling in spelt if wanted.lower() in spelling]
+        near = get_close_matches(wanted.lower(), spelt, n=1) or within
         hint = f", did you mean {spelt[near[0]]!r}?" if near else ""
         return f"{shown(wanted)} is not an embodiment of GR00T N1.7{hint}"
     if tag in KNOWN and not KNOWN[tag].pretrained:

@@ -23,6 +23,7 @@ from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
 from relay.engine.frames import Decode
 from relay.engine.weights import CheckpointError
+from relay.engine.worker import NonFiniteActions
 from relay.models.groot.adapters import read_adapter, with_changes
 from relay.models.groot.assemble import assemble
 from relay.models.groot.checkpoint import load_checkpoint
@@ -276,6 +277,10 @@ class GrootEngine:
         return self.model.config.num_steps if prepared.num_steps is None else prepared.num_steps
 
     def _answer(self, actions: NDArray[np.float32], prepared: GrootPrepared) -> Chunk | Failure:
+        if not np.isfinite(actions).all():  # the cut to -1 and 1 would hide infinity
+            return Failure(
+                NonFiniteActions("the network's actions are not finite; such a chunk is not sent to a robot")
+            )
         try:
             return Chunk(to_robot(actions, prepared, self._recipe))
         except (ValueError, FloatingPointError) as error:  # one row's state must not cost the others their answers
@@ -312,4 +317,4 @@ class GrootEngine:
             }
             prepared = self.prepare(observation, Options())
         assert prepared is not None
-        return prepared
+        return replace(prepared, adapter=None)  # the default one is warmed up with the others

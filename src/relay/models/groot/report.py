@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,8 @@ def _sections(found: Inspection) -> list[Section]:
         sections.append(_network(found.config))
     if found.tensors is not None:
         sections.append(_tensors(found.tensors))
+    if found.config is not None and found.tensors is not None:
+        sections.append(_memory(found.config, found.tensors))
     recipe = found.recipe
     if recipe is not None:
         sections += [_cameras(recipe), _state(recipe), _actions(recipe)]
@@ -122,6 +125,25 @@ def _tensors(tensors: TensorSource) -> Section:
         ("dtypes", ", ".join(f"{count} {dtype}" for dtype, count in counts.most_common())),
     ]
     return Section("Tensors", rows, remarks=[f"ignored: {name}" for name in ignored_names(shapes)])
+
+
+def _memory(config: GrootConfig, tensors: TensorSource) -> Section:
+    """What stays of the weights when one embodiment is served."""
+    unused = ignored_names(tensors.shapes)
+    count = 0
+    for name, shape in tensors.shapes.items():
+        maps = shape[:1] == (config.max_num_embodiments,) and _MAPS.search(name) is not None
+        count += 0 if name in unused else math.prod(shape[1:] if maps else shape)
+    rows: list[tuple[Cell, ...]] = [
+        ("parameters of one embodiment", f"{count:,}"),
+        ("weights in bfloat16", f"{2 * count / 1e9:.2f} GB"),
+        ("weights in float32", f"{4 * count / 1e9:.2f} GB"),
+    ]
+    return Section("Memory", rows, remarks=["the device's libraries and the activations come on top"])
+
+
+_MAPS = re.compile(r"action_head\.(state_encoder|action_encoder|action_decoder)\.")
+"""Tensors with one slot for each embodiment, of which one is kept."""
 
 
 def _cameras(recipe: Recipe) -> Section:

@@ -20,7 +20,7 @@ from relay.models.groot.inputs import GrootRow
 from relay.models.groot.observation import Reading, read_observation
 from relay.models.groot.prompt import PromptTokenizer, check_length, formalize, image_tokens
 from relay.models.groot.recipe import Recipe
-from relay.models.groot.units import to_network, to_robot_units
+from relay.models.groot.units import outside, to_network, to_robot_units
 from relay.protocol.errors import ObservationError
 from relay.protocol.images import decode_frame
 from relay.protocol.messages import Observation, Options
@@ -93,7 +93,7 @@ def prepare(
         raw_state=reading.state,
         flat=reading.flat,
         num_steps=options.num_steps,
-        notes=reading.notes,
+        notes=(*reading.notes, *_note_outside(reading, recipe)),
         ignored=reading.ignored,
     )
 
@@ -130,6 +130,11 @@ def _size(frame: NDArray[np.uint8], name: str, recipe: Recipe) -> tuple[int, int
 
 _MOST_STRETCHED = 200
 """As in the Qwen3-VL image processor."""
+
+
+def _note_outside(reading: Reading, recipe: Recipe) -> tuple[Note, ...]:
+    remark = None if recipe.exclude_state else outside(reading.state, recipe)
+    return (Note(remark, about="state outside the trained range"),) if remark else ()
 
 
 def _check_options(options: Options, recipe: Recipe) -> None:

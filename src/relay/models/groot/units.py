@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from relay.engine.normalization import FAR_DEVIATIONS, FAR_RANGES
 from relay.models.groot.poses import compose
 from relay.models.groot.recipe import ActionGroup, Recipe, StatePart
 
@@ -43,6 +44,32 @@ def encode(values: NDArray[np.float64], part: StatePart, *, clip: bool) -> NDArr
     moving = ~np.isclose(high, low)
     scaled = np.where(moving, 2 * ((values - low) / np.where(moving, high - low, 1)) - 1, 0)
     return np.clip(scaled, -1, 1) if clip else scaled
+
+
+def outside(state: Mapping[str, NDArray[np.float32]], recipe: Recipe) -> str | None:
+    """A remark if the newest state is nowhere near the training data, which wrong units are the usual cause of.
+
+    That is more than six standard deviations from the mean, or more than 0.625 widths of the range beyond its ends, as
+    for other models. Clipping would hide it from the network.
+    """
+    worst, farthest = None, 1.0
+    for part in recipe.state:
+        if part.encoding == "sin_cos":
+            continue
+        scaled = encode(state[part.key][-1].astype(np.float64), part, clip=False)  # (width,)
+        far = np.abs(scaled) / (FAR_DEVIATIONS if part.encoding == "mean_std" else FAR_RANGES)
+        index = int(np.argmax(far))
+        if far[index] > farthest:
+            worst, farthest = (part, index), float(far[index])
+    if worst is None:
+        return None
+    part, index = worst
+    where = f"state[{part.key!r}][{index}] is {float(state[part.key][-1, index]):.4g}"
+    low, high = float(part.low[index]), float(part.high[index])
+    if part.encoding == "mean_std":
+        off = farthest * FAR_DEVIATIONS
+        return f"{where}, {off:.0f} standard deviations from the mean {low:.4g} of the training data; units?"
+    return f"{where}, far outside {low:.4g} to {high:.4g} of the training data; units?"
 
 
 def to_robot_units(
