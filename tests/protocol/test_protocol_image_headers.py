@@ -127,6 +127,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "endless segments": (b"\xff\xd8" + segment(0xE1) * 1_000_000, "is a JPEG file of more than 256 segments"),
     "endless padding": (b"\xff\xd8" + b"\xff" * 5_000_000, "is a JPEG file of more than 256 segments"),
     "endless scans": (jpeg() + b"\xff\xda" * 65, "is a JPEG file of 66 scans over 16x16 pixels: too many"),
+    "endless progressive scans, of all channels": (
+        jpeg(frame=0xC2).replace(segment(0xDA, b"\0"), segment(0xDA, b"\3")) + b"\xff\xda" * 65,
+        "is a JPEG file of 66 scans over 16x16 pixels: too many",
+    ),
     "some scans of a huge frame": (
         jpeg(4096, 4096) + b"\xff\xda" * 9,
         "is a JPEG file of 10 scans over 4096x4096 pixels: too many",

@@ -176,6 +176,14 @@ async def test_what_is_refused_does_not_prove_its_kind_cheap():
     assert set(engine.places) == {"thread"}
 
 
+async def test_an_observation_of_very_many_values_is_left_to_the_threads():
+    engine = CountedEngine()
+    async with preparing() as preparation:
+        await prepare_until_here(preparation, engine)
+        await prepare(preparation, engine, more=[[[0] * 100] * 10])
+    assert engine.places[-1] == "thread"
+
+
 async def test_one_turn_of_the_loop_prepares_only_so_much_in_place():
     engine = CountedEngine()
     async with preparing() as preparation:

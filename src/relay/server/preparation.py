@@ -35,6 +35,9 @@ TURN_S: Final = 0.002
 LARGEST_HERE: Final = 1 << 21
 """Bytes of arrays and decoded frames beyond which nothing is done in place, whatever was measured."""
 
+MOST_VALUES: Final = 512
+"""In one observation; of more, looking at each would take a millisecond and more of the event loop."""
+
 JPEG_SEGMENTS: Final = 8
 """How many segments of a JPEG are stepped over to its frame header; cameras write it after one to six."""
 
@@ -202,18 +205,21 @@ def _measured(engine: Engine, observation: Observation, options: Options) -> tup
 
 def _kind(observation: Observation) -> _Kind | None:
     """What the work depends on, roughly; None for what is never done in place."""
-    sizes = [0, 0, 0]
+    sizes = [0, 0, 0, 0]
     try:
         _add_sizes(observation, sizes)
     except ObservationError:  # an unusual image, or one that the engine will refuse
         return None
-    if sum(sizes) > LARGEST_HERE:
+    plain, jpeg, other, _ = sizes
+    if plain + jpeg + other > LARGEST_HERE:
         return None
-    plain, jpeg, other = sizes
     return plain.bit_length(), jpeg.bit_length(), other.bit_length()
 
 
 def _add_sizes(value: Any, sizes: list[int]) -> None:
+    sizes[3] += 1
+    if sizes[3] > MOST_VALUES:
+        raise ObservationError("very many values")
     if isinstance(value, dict):
         for part in cast("dict[Any, Any]", value).values():
             _add_sizes(part, sizes)
