@@ -14,10 +14,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import record
 from relay.engine.adapter_rows import RowChange
 from relay.engine.adapters import Adapter, Pair
 from relay.models.pi0.adapters import Pi0Adapter, pack
@@ -32,6 +34,7 @@ from relay.models.pi0.weights import checkpoint_shapes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+MEASURED: list[dict[str, Any]] = []
 EXPERT, PREFIX = TransformerSize(1024, 18, 4096), TransformerSize(2048, 18, 16384)
 
 
@@ -46,6 +49,7 @@ def main() -> None:
         for name, size, tokens in (("expert", EXPERT, 50), ("prefix", PREFIX, 816)):
             for rows in (1, 4) if name == "expert" else (1,):
                 measure_block(name, size, tokens, rows, options.rank, options.rounds)
+    record.write("adapters", {"rows": MEASURED}, vars(options), packages=("torch", "numpy"))
 
 
 def measure_demo(rank: int, rounds: int) -> None:
@@ -132,7 +136,9 @@ def report(label: str, without: Callable[[], Tensor], with_: Callable[[], Tensor
         base, adapted = elapsed(without), elapsed(with_)
         ratios.append(adapted / base)
         times.append(base)
-    print(f"{label}: {statistics.median(ratios):.2f} times ({statistics.median(times) * 1e3:.2f} ms without)")
+    row = {"label": label, "ratio": statistics.median(ratios), "ms_without": statistics.median(times) * 1e3}
+    MEASURED.append(row)
+    print(f"{label}: {row['ratio']:.2f} times ({row['ms_without']:.2f} ms without)")
 
 
 def elapsed(run: Callable[[], Tensor]) -> float:

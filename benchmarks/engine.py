@@ -27,6 +27,7 @@ from time import process_time
 from typing import Any
 
 import groot_calls
+import record
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -55,6 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lerobot", type=Path, help="a Python that has lerobot 0.6.1")
     parser.add_argument("--scale", choices=list(SIZES), action="append", help="by default all")
+    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder for the JSON file")
     parser.add_argument("--measure", choices=["relay", "lerobot"], help=argparse.SUPPRESS)
     parser.add_argument("--family", choices=FAMILIES, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -69,10 +71,13 @@ def main() -> int:
     sides = {"relay": sys.executable} | ({"lerobot": str(options.lerobot)} if options.lerobot else {})
     print(f"{'':14} " + " ".join(f"{kind:>22}" for kind in COLUMNS))
     print(f"{'':14} " + " ".join(f"{'ours':>7} {'lerobot':>8} {'ratio':>5}" for _ in COLUMNS))
+    rows: list[dict[str, Any]] = []
     for scale in options.scale or SIZES:
         for family in FAMILIES:
             results = {side: _in_process(python, side, family, scale) for side, python in sides.items()}
+            rows.append({"scale": scale, "family": family, **results})
             print(f"{scale + ' ' + family:14} " + " ".join(_columns(results, kind) for kind in COLUMNS))
+    record.write("engine", {"rows": rows}, vars(options), folder=options.results, packages=("torch", "numpy"))
     return 0
 
 

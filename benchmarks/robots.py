@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
+import record
 import relay
 import stock
 import wire
@@ -110,14 +108,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic frames (default 0)")
     parser.add_argument("--results", type=Path, default=wire.HERE / "results", help="folder for the JSON file")
     chosen = parser.parse_args()
-    if busy := wire.how_busy():
+    if busy := record.how_busy():
         print(f"warning: {busy}; even the ratios will be rough")
-    report: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": wire.machine(),
-        "versions": {"relay": relay.__version__} | {name: version(name) for name in ("websockets", "msgpack", "numpy")},
-        "parameters": {key: str(value) for key, value in vars(chosen).items()},
-    }
+    report: dict[str, Any] = {}
     frames = wire.camera_frames(chosen.seed)
     if chosen.soak:
         minutes = ((NO_WAIT, 128, chosen.soak), (DECODING, 32, 1), (DECODING, 128, 1))
@@ -127,10 +120,7 @@ def main() -> None:
         report["fleets"] = compare((STOCK, BATCHING, SINGLE), FLEETS, frames, chosen.rounds, chosen.seconds)
         report["demo"] = compare((DEMO_SINGLE, DEMO_BATCHING), DEMO_FLEETS, frames, chosen.rounds, chosen.seconds)
         report["greedy"] = asyncio.run(beside_a_greedy_one(frames, chosen.rounds, chosen.seconds))
-    chosen.results.mkdir(parents=True, exist_ok=True)
-    path = chosen.results / f"robots-{datetime.now():%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+    record.write("robots", report, vars(chosen), folder=chosen.results)
 
 
 def compare(
@@ -138,7 +128,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Robots that ask back to back, in fleets of each size; ratios are to the first system."""
     rows: list[dict[str, Any]] = []
-    print(f"\n{'':32}{'answers/s':>10}{'p50':>11}{'p99':>11}{'p50 ratio':>11}{'fairness':>10}{'healthz p99':>13}")
+    headings = (("answers/s", 10), ("ratio", 8), ("p50", 11), ("p99", 11), ("p50 ratio", 11), ("fairness", 10))
+    print("\n" + " " * 32 + "".join(f"{name:>{width}}" for name, width in (*headings, ("healthz p99", 13))))
     with ExitStack() as running:
         ports = {system: start_server(running, system) for system in systems}
         for size in fleets:
@@ -152,10 +143,14 @@ def compare(
             base = runs[systems[0]].percentile(50)
             for system, run in runs.items():
                 row = {"robots": size, "system": asdict(system) | {"codec": system.codec.name}} | run.summary()
-                rows.append(row | {"p50_ratio": run.percentile(50) / base})
+                row["p50_ratio"] = run.percentile(50) / base
+                rows.append(row)
+                row["rate_ratio"] = (
+                    row["answers_per_second"] / rows[-1 - list(runs).index(system)]["answers_per_second"]
+                )
                 print(
-                    f"  {f'{size} robots: {system.name}':30}{row['answers_per_second']:10.0f}{row['p50_ms']:8.2f} ms"
-                    f"{row['p99_ms']:8.2f} ms{run.percentile(50) / base:11.2f}{run.fairness:10.2f}"
+                    f"  {f'{size} robots: {system.name}':30}{row['answers_per_second']:10.1f}{row['rate_ratio']:8.2f}"
+                    f"{row['p50_ms']:8.2f} ms{row['p99_ms']:8.2f} ms{row['p50_ratio']:11.2f}{run.fairness:10.2f}"
                     f"{row['health_p99_ms']:10.2f} ms"
                 )
     return rows

@@ -13,13 +13,12 @@ two chunks that move. Both ways see the same scenes and noise seeds. Results go 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+import record
 import relay
 from relay.cli.local_server import LocalServer
 from relay.demo.drawing import render_all
@@ -34,7 +33,6 @@ from relay.demo.robot import (
 )
 from relay.demo.tabletop import MAX_STEPS, Point, Tabletop
 
-HERE = Path(__file__).resolve().parent
 MOVING_M = 0.002
 DELAY = 3
 REPLAN_EVERY = 4
@@ -101,11 +99,8 @@ def main() -> None:
                 runs = [attempt(policy, (SEED, n), options.replan_every, horizon) for n in range(options.scenes)]
                 results.append(summed_up(runs, guided, options.schedule))
                 print(told(results[-1]), flush=True)
-    (HERE / "results").mkdir(exist_ok=True)
-    content = {"replan_every": options.replan_every, "execution_horizon": options.execution_horizon, "delay": DELAY}
-    (HERE / "results" / "seams.json").write_text(
-        json.dumps({**content, "results": [asdict(result) for result in results]}, indent=2) + "\n"
-    )
+    content = {"delay": DELAY, "results": [asdict(result) for result in results]}
+    record.write("seams", content, vars(options), packages=("torch", "numpy"))
 
 
 def attempt(policy: relay.Policy, seed: tuple[int, ...], replan_every: int, execution_horizon: int | None) -> Run:

@@ -11,16 +11,13 @@ was compiled, captured or allocated in the middle would stand out. Results go to
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import relay
+import record
 import wire
 from relay.demo.robot import PROMPTS
 from relay.engine.base import Work
@@ -40,7 +37,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the states and frames (default 0)")
     parser.add_argument("--results", type=Path, default=wire.HERE / "results", help="folder for the JSON file")
     chosen = parser.parse_args()
-    if busy := wire.how_busy():
+    if busy := record.how_busy():
         print(f"warning: {busy}; even CPU times will be rough")
     rows: list[dict[str, Any]] = []
     print(f"{'CPU time per request':24}{'median':>12}{'p99':>12}{'slowest':>12}{'to median':>12}")
@@ -50,17 +47,7 @@ def main() -> None:
         rows.append({"engine": name, "median_ms": median, "p99_ms": p99, "slowest_ms": slowest})
         print(f"  {name:22}{median:9.2f} ms{p99:9.2f} ms{slowest:9.2f} ms{slowest / median:12.2f}")
     print(f"goal: at most {GOAL:g} times the median")
-    report = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": wire.machine(),
-        "versions": {"relay": relay.__version__} | {name: version(name) for name in ("torch", "numpy")},
-        "parameters": {key: str(value) for key, value in vars(chosen).items()},
-        "rows": rows,
-    }
-    chosen.results.mkdir(parents=True, exist_ok=True)
-    path = chosen.results / f"steady-{datetime.now():%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+    record.write("steady", {"rows": rows}, vars(chosen), folder=chosen.results, packages=("torch", "numpy"))
 
 
 def cpu_times(*, prepared_shapes: bool, requests: int, seed: int) -> list[float]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -33,13 +32,13 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import record
 import stock
 
 HERE = Path(__file__).resolve().parent
@@ -124,26 +123,17 @@ def main() -> None:
 
     stock.ensure()
     print(f"stock environment: {stock.ENVIRONMENT}")
-    if busy := how_busy():
+    if busy := record.how_busy():
         print(f"warning: {busy}; even the ratios will be rough")
-    report: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "parameters": {"rounds": chosen.rounds, "seed": chosen.seed, "frames": "3 x 224x224, synthetic"},
-        "versions": {},
-        "cases": [],
-    }
+    report: dict[str, Any] = {"frames": "3 x 224x224, synthetic", "peers": {}, "cases": []}
     with tempfile.TemporaryDirectory() as folder:
         frames = Path(folder) / "frames.npy"
         np.save(frames, camera_frames(chosen.seed))
         for case in CASES:
-            rows = run_case(case, frames, chosen.rounds, report["versions"])
+            rows = run_case(case, frames, chosen.rounds, report["peers"])
             print_table(case, rows)
             report["cases"].append(summary(case, rows))
-    chosen.results.mkdir(parents=True, exist_ok=True)
-    path = chosen.results / f"wire-{datetime.now():%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+    record.write("wire", report, vars(chosen), folder=chosen.results)
 
 
 def run_case(case: Case, frames: Path, rounds: int, versions: dict[str, Any]) -> list[Row]:
@@ -311,30 +301,6 @@ def summary(case: Case, rows: list[Row]) -> dict[str, Any]:
             }
             for row in rows
         ],
-    }
-
-
-def how_busy() -> str | None:
-    """What to say of a machine that has other work to do; None if it has not."""
-    if not hasattr(os, "getloadavg"):
-        return None
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    return f"the load is {load:.1f} on {cores} cores before we begin" if load > 0.5 * cores else None
-
-
-def machine() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    cpu = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "commit": commit.stdout.strip() or None,
     }
 
 

@@ -18,7 +18,7 @@ SEND_TIMEOUT_S = 10.0
 CHECK_S = 5.0
 """How often an unanswered ping is looked at."""
 
-GONE_CHECK_S = 4.0
+GONE_CHECK_S = 0.8
 """How often a connection that is not read is asked whether it still stands."""
 
 logger = logging.getLogger(__name__)
