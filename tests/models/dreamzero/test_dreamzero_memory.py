@@ -1,0 +1,98 @@
+"""Sessions: two never mix, what is set aside comes back to the bit, and a failure leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import SCENARIOS
+from tiny_model import ask, model, noise, seen
+from torch import Tensor
+
+from relay.models.dreamzero.memory import SessionMemory
+from relay.models.dreamzero.schedule import FixedSteps
+
+CALLS = len(SCENARIOS["base"])
+
+
+def alone(scenario: str) -> list[Tensor]:
+    memory = SessionMemory()
+    return [ask(memory, scenario, number).actions for number in range(len(SCENARIOS[scenario]))]
+
+
+def test_two_interleaved_sessions_equal_two_separate_ones_to_the_bit() -> None:
+    memories = {"base": SessionMemory(), "relang": SessionMemory()}
+    answers: dict[str, list[Tensor]] = {"base": [], "relang": []}
+    for number in range(CALLS):
+        for scenario, memory in memories.items():
+            if number < len(SCENARIOS[scenario]):
+                answers[scenario].append(ask(memory, scenario, number).actions)
+    for scenario, actions in answers.items():
+        for ours, separate in zip(actions, alone(scenario), strict=True):
+            assert torch.equal(ours, separate)
+
+
+@pytest.mark.parametrize("before", range(1, CALLS))
+def test_a_session_set_aside_before_any_call_answers_as_if_it_had_not_been(before: int) -> None:
+    memory, actions = SessionMemory(), []
+    for number in range(CALLS):
+        if number == before:
+            snapshot = memory.evict()
+            assert memory.keys is None
+            assert snapshot is not None
+            memory = SessionMemory()
+            memory.restore(snapshot)
+        actions.append(ask(memory, "base", number).actions)
+    assert all(torch.equal(ours, never) for ours, never in zip(actions, alone("base"), strict=True))
+
+
+def test_what_is_kept_of_a_session_set_aside_is_small() -> None:
+    memory = SessionMemory()
+    for number in range(3):
+        ask(memory, "base", number)
+    whole = memory.nbytes
+    memory.evict()
+    assert memory.nbytes < whole / 10
+
+
+class Fails:
+    """Steps that break off in the middle of the denoising."""
+
+    last = None
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def runs(self, number: int, flows: object) -> bool:
+        if number == self._at:
+            raise RuntimeError("the device is gone")
+        return True
+
+
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("before", range(CALLS))
+def test_a_call_that_failed_leaves_the_session_as_it_was(before: int, at: int) -> None:
+    memory, actions = SessionMemory(), []
+    for number in range(CALLS):
+        if number == before:
+            with pytest.raises(RuntimeError):
+                model().infer(memory, seen("relang", min(number, 3)), noise(), Fails(at))
+        actions.append(ask(memory, "base", number).actions)
+    assert all(torch.equal(ours, never) for ours, never in zip(actions, alone("base"), strict=True))
+
+
+def test_observed_latents_differ_from_call_to_call_when_the_frames_do() -> None:
+    memory = SessionMemory()
+    for number in range(4):
+        ask(memory, "base", number)
+    assert memory.episode is not None
+    latents = memory.episode.latents[1:]
+    for later, earlier in zip(latents[1:], latents, strict=False):
+        assert (later - earlier).norm() > 0.1 * earlier.norm()
+
+
+def test_the_newest_frame_begins_a_window_that_begins_in_the_middle_of_a_clip() -> None:
+    memory = SessionMemory()
+    fresh = seen("base", 1)
+    answer = model().infer(memory, fresh, noise(), FixedSteps(8))
+    newest = model().infer(SessionMemory(), fresh._replace(frames=fresh.frames[-1:]), noise(), FixedSteps(8))
+    assert torch.equal(answer.actions, newest.actions)
