@@ -91,7 +91,6 @@ class DreamZeroConfig:
         window_frames: latent frames that fit into a window, counting the first; then it begins again.
         video_final_noise: noise level at which the video stops, where it is decoupled from the actions; else None.
         video_size: (height, width) that the stitched frames are resized to; None leaves them as they are.
-        restart_prompt: nothing; prompts are compared by their tokens.
     """
 
     dit: DitSizes
@@ -127,9 +126,7 @@ def read_config(config: Mapping[str, Any], encoders: Mapping[str, Any] | None = 
     Raises:
         CheckpointError: naming what is missing or of another kind.
     """
-    head = _Entries(
-        _Entries(config, "config.json").map("action_head_cfg").map("config").values, "action_head_cfg.config"
-    )
+    head = _Entries(config, "config.json").map("action_head_cfg").map("config")
     dit = head.map("diffusion_model_cfg")
     model_type = dit.text("model_type")
     if model_type not in ("i2v", "ti2v"):

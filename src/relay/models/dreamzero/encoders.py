@@ -1,7 +1,8 @@
 """What turns prompts, first frames and clips into the network's inputs: UMT5, CLIP and Wan's video autoencoder.
 
-They are `transformers`' and `diffusers`' own modules (the extra `dreamzero`), filled from the checkpoint's tensors under
-the names of `encoder_names.py`. Only what an answer needs is built: no decoder, no text tower, and not CLIP's last block.
+They are `transformers`' and `diffusers`' own modules (the extra `dreamzero`), filled from the checkpoint's tensors
+under the names of `encoder_names.py`. Only what an answer needs is built: no decoder, no text tower, and not CLIP's
+last block.
 """
 
 from __future__ import annotations
@@ -22,110 +23,20 @@ _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 # Per channel of Wan 2.2's latents (dreamzero: groot/vla/model/dreamzero/modules/wan_video_vae.py); those of 2.1 are
 # diffusers' defaults.
 
+# fmt: off
 _MEANS_2_2 = (
-    # fmt: off
-    -0.2289,
-    -0.0052,
-    -0.1323,
-    -0.2339,
-    -0.2799,
-    0.0174,
-    0.1838,
-    0.1557,
-    -0.1382,
-    0.0542,
-    0.2813,
-    0.0891,
-    0.157,
-    -0.0098,
-    0.0375,
-    -0.1825,
-    -0.2246,
-    -0.1207,
-    -0.0698,
-    0.5109,
-    0.2665,
-    -0.2108,
-    -0.2158,
-    0.2502,
-    -0.2055,
-    -0.0322,
-    0.1109,
-    0.1567,
-    -0.0729,
-    0.0899,
-    -0.2799,
-    -0.123,
-    -0.0313,
-    -0.1649,
-    0.0117,
-    0.0723,
-    -0.2839,
-    -0.2083,
-    -0.052,
-    0.3748,
-    0.0152,
-    0.1957,
-    0.1433,
-    -0.2944,
-    0.3573,
-    -0.0548,
-    -0.1681,
-    -0.0667,
-    # fmt: on
+    -0.2289, -0.0052, -0.1323, -0.2339, -0.2799, 0.0174, 0.1838, 0.1557, -0.1382, 0.0542, 0.2813, 0.0891,
+    0.157, -0.0098, 0.0375, -0.1825, -0.2246, -0.1207, -0.0698, 0.5109, 0.2665, -0.2108, -0.2158, 0.2502,
+    -0.2055, -0.0322, 0.1109, 0.1567, -0.0729, 0.0899, -0.2799, -0.123, -0.0313, -0.1649, 0.0117, 0.0723,
+    -0.2839, -0.2083, -0.052, 0.3748, 0.0152, 0.1957, 0.1433, -0.2944, 0.3573, -0.0548, -0.1681, -0.0667,
 )
 _DEVIATIONS_2_2 = (
-    # fmt: off
-    0.4765,
-    1.0364,
-    0.4514,
-    1.1677,
-    0.5313,
-    0.499,
-    0.4818,
-    0.5013,
-    0.8158,
-    1.0344,
-    0.5894,
-    1.0901,
-    0.6885,
-    0.6165,
-    0.8454,
-    0.4978,
-    0.5759,
-    0.3523,
-    0.7135,
-    0.6804,
-    0.5833,
-    1.4146,
-    0.8986,
-    0.5659,
-    0.7069,
-    0.5338,
-    0.4889,
-    0.4917,
-    0.4069,
-    0.4999,
-    0.6866,
-    0.4093,
-    0.5709,
-    0.6065,
-    0.6415,
-    0.4944,
-    0.5726,
-    1.2042,
-    0.5458,
-    1.6887,
-    0.3971,
-    1.06,
-    0.3943,
-    0.5537,
-    0.5444,
-    0.4089,
-    0.7468,
-    0.7744,
-    # fmt: on
+    0.4765, 1.0364, 0.4514, 1.1677, 0.5313, 0.499, 0.4818, 0.5013, 0.8158, 1.0344, 0.5894, 1.0901,
+    0.6885, 0.6165, 0.8454, 0.4978, 0.5759, 0.3523, 0.7135, 0.6804, 0.5833, 1.4146, 0.8986, 0.5659,
+    0.7069, 0.5338, 0.4889, 0.4917, 0.4069, 0.4999, 0.6866, 0.4093, 0.5709, 0.6065, 0.6415, 0.4944,
+    0.5726, 1.2042, 0.5458, 1.6887, 0.3971, 1.06, 0.3943, 0.5537, 0.5444, 0.4089, 0.7468, 0.7744,
 )
+# fmt: on
 
 
 class TextEncoder(nn.Module):
@@ -209,7 +120,10 @@ class VideoEncoder(nn.Module):
         self.wan.post_quant_conv = None
 
     def forward(self, clip: Tensor) -> Tensor:
-        """Latents (1, channels, 1 + (frames - 1) / 4, height / 8 or 16, ...) of (1, 3, frames, height, width) in [-1, 1]."""
+        """Latents of a clip (1, 3, frames, height, width) in [-1, 1].
+
+        (1, channels, 1 + (frames - 1) / 4, height / 8, width / 8), or / 16 in Wan 2.2.
+        """
         latents = self.wan.encode(clip).latent_dist.mode()
         mean, std = (
             torch.tensor(getattr(self.wan.config, name), device=clip.device, dtype=torch.float32)[:, None, None, None]

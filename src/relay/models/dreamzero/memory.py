@@ -23,7 +23,7 @@ class Episode:
     Attributes:
         prompt: token ids.
         image: what the image encoder made of the window's first frame, (1, 257, width).
-        first: that frame's latent and mask, one entry per latent frame of a window, (1, 4 + channels, 9, height, width).
+        first: that frame's latent and mask, for every latent frame of a window, (1, 4 + channels, 9, height, width).
         latents: observed latents, (1, channels, 1, height, width) for the first frame and two frames each after that.
     """
 

@@ -1,7 +1,7 @@
 """One inference of DreamZero: observe the new frames, then denoise the next video and actions together.
 
-Names follow dreamzero: groot/vla/model/dreamzero/action_head/wan_flow_matching_action_tf.py. It knows no cameras, no robot
-and no text: frames come stitched, states normalized, prompts as tokens.
+Names follow dreamzero: groot/vla/model/dreamzero/action_head/wan_flow_matching_action_tf.py. It knows no cameras, no
+robot and no text: frames come stitched, states normalized, prompts as tokens.
 """
 
 from __future__ import annotations

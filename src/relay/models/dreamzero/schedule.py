@@ -2,8 +2,8 @@
 
 UniPC (arXiv 2302.04867) of order 2 in its "bh2" form, predicting the clean sample, with corrector, as
 dreamzero: groot/vla/model/dreamzero/modules/flow_unipc_multistep_scheduler.py sets it up. The grid of noise levels is
-known beforehand, so each step is a fixed linear combination of a few tensors; its factors are worked out once, in float64.
-It knows no network.
+known beforehand, so each step is a fixed linear combination of a few tensors; its factors are worked out once, in
+float64. It knows no network.
 """
 
 from __future__ import annotations
