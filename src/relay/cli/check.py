@@ -30,7 +30,7 @@ class Check:
     """Folder of the checkpoint."""
 
     model: str | None = None
-    """The model it is meant to be served as: pi0 or pi05; by default the folder's own."""
+    """The model it is meant to be served as: pi0, pi05 or dreamzero; by default the folder's own."""
 
     config: str | None = None
     """openpi's configuration that the checkpoint was trained with, such as pi05_droid, where the folder doesn't say."""
@@ -59,6 +59,10 @@ class Check:
     force: bool = False
     """Let --write and --write-profile replace files that say something else."""
 
+    prompts_from: Path | None = None
+    """For dreamzero: your copy of its repository; writes the sentences around its prompts into the folder first, as
+    prompts.json."""
+
     output: Path | None = None
     """Folder for frames.png, the frames as the model sees them."""
 
@@ -72,6 +76,7 @@ class Check:
         from relay.cli.report_text import print_json, print_report
 
         try:
+            self._write_prompts()
             report = self._inspect()
         except (ValueError, OSError) as error:
             return _fail(str(error))
@@ -91,6 +96,15 @@ class Check:
                 if done:
                     print(done, file=sys.stderr if self.json else sys.stdout)
         return code
+
+    def _write_prompts(self) -> None:
+        """Before the folder is looked at, as it wouldn't start without."""
+        if self.prompts_from is None:
+            return
+        from relay.models.dreamzero.prompts import make_prompts
+
+        done = make_prompts(self.prompts_from, self.checkpoint)
+        print(f"wrote {done}", file=sys.stderr if self.json else sys.stdout)
 
     def _inspect(self) -> Report:
         from relay.models import registry

@@ -20,6 +20,7 @@ _FAMILIES = {
     "demo": "relay.models.pi0",
     "pi0": "relay.models.pi0",
     "pi05": "relay.models.pi0",
+    "dreamzero": "relay.models.dreamzero",
 }
 
 NAMES = tuple(_FAMILIES)
