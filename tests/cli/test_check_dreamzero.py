@@ -7,7 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from dreamzero_folders import NEGATIVE, TEMPLATES, write_checkpoint
+from dreamzero_folders import NEGATIVE, SMALL_IMAGE, TEMPLATES, write_checkpoint
+from tiny_dreamzero import ENCODERS
 
 from relay.cli.main import main
 from relay.engine.weights import SafetensorsSource
@@ -69,11 +70,12 @@ def test_options_of_other_models_are_problems(folder: Path, capsys: Capture) -> 
 
 
 def test_tensors_that_do_not_fit_are_listed(capsys: Capture, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, settings={"encoders": {}})
+    text = {**ENCODERS["text"], "vocab_size": 550}
+    write_checkpoint(tmp_path, settings={"encoders": {**ENCODERS, "image": SMALL_IMAGE, "text": text}})
     code, told = check(capsys, tmp_path)
     assert code == 1
     assert "problem: the checkpoint's tensors do not fit a DreamZero network of these sizes:" in told
-    assert "wrong shape: action_head.text_encoder.token_embedding.weight is (512, 64), expected (256384, 4096)" in told
+    assert "wrong shape: action_head.text_encoder.token_embedding.weight is (512, 64), expected (550, 64)" in told
 
 
 def test_prompts_are_made_from_a_copy_of_the_repository(

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two embodiments."""
-    return write_checkpoint(tmp_path_factory.mktemp("both"), ("oxe_droid", "agibot"))
+    return write_checkpoint(tmp_path_factory.mktemp("both") / "checkpoint", ("oxe_droid", "agibot"))
 
 
 @pytest.fixture
@@ -211,5 +211,5 @@ def test_a_prompt_that_leaves_no_room_is_told_at_the_start(folder: Path) -> None
     edit(folder / "prompts.json", lambda content: content["templates"].update(oxe_droid=long))
     digest = sha256(long.encode()).hexdigest()
     edit(folder / "relay.json", lambda content: content["prompts"].update(oxe_droid=digest))
-    with pytest.raises(CheckpointError, match="does not fit the texts of prompts.json"):
+    with pytest.raises(CheckpointError, match=r"does not fit the texts of prompts\.json"):
         load(folder)
