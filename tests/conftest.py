@@ -15,7 +15,7 @@ import pytest
 HERE = Path(__file__).parent
 HAS_TORCH = find_spec("torch") is not None
 HAS_DREAMZERO = all(find_spec(package) for package in ("diffusers", "transformers", "ftfy"))
-HAS_VOCAB = (HERE.parent / "vocab/gemma.json").is_file()
+HAS_VOCAB = all((HERE.parent / "vocab" / name).is_file() for name in ("gemma.json", "qwen3.json"))
 
 TORCH_FREE = ("protocol", "client", "server")
 """Folders whose tests run wherever the base installation does; one that cannot be imported there is an error."""
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not HAS_DREAMZERO and (count := _leave_out(config, items, lambda item: _marked(item, "dreamzero"))):
         notes.append(f"diffusers, transformers or ftfy is not installed: {count} tests of DreamZero are left out")
     if not HAS_VOCAB and _leave_out(config, items, lambda item: _marked(item, "vocab")):
-        notes.append("tests of the Gemma vocabulary are left out: `make vocab` fetches it")
+        notes.append("tests of published vocabularies are left out: `make vocab` fetches them")
     _leave_out(config, items, lambda item: _marked(item, "gpu") and not _has_gpu())
 
 

@@ -63,10 +63,16 @@ def test_the_picture_that_the_network_sees_is_written(folder: Path, capsys: Capt
     assert (tmp_path / "frames.png").is_file()
 
 
-def test_options_of_other_models_are_problems(folder: Path, capsys: Capture) -> None:
+def test_options_of_other_models_are_refused(folder: Path, capsys: Capture) -> None:
     code, told = check(capsys, folder, "--robot", "droid")
-    assert code == 1
-    assert "problem: --robot is not an option of dreamzero" in told
+    assert code == 2
+    assert "--robot is not an option of dreamzero; its own are --embodiment, --cameras" in told
+
+
+def test_the_camera_set_changes_the_clients_keys(folder: Path, capsys: Capture) -> None:
+    code, told = check(capsys, folder, "--cameras", "droid")
+    assert code == 0
+    assert "exterior_image_2_left  observation/exterior_image_2_left  bottom right" in told
 
 
 def test_tensors_that_do_not_fit_are_listed(capsys: Capture, tmp_path: Path) -> None:

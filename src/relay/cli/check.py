@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import tyro
 
@@ -30,13 +30,20 @@ class Check:
     """Folder of the checkpoint."""
 
     model: str | None = None
-    """The model it is meant to be served as: pi0, pi05 or dreamzero; by default the folder's own."""
+    """The model it is meant to be served as: pi0, pi05, groot or dreamzero; by default the folder's own."""
 
     config: str | None = None
     """openpi's configuration that the checkpoint was trained with, such as pi05_droid, where the folder doesn't say."""
 
     robot: str | None = None
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
+
+    embodiment: str | None = None
+    """For groot and dreamzero: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
+
+    cameras: Literal["roboarena", "droid"] | None = None
+    """For dreamzero: whether clients number DROID's exterior cameras from 0, as RoboArena does, or from 1, as DROID
+    does; by default the checkpoint's own setting, or RoboArena's."""
 
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""
@@ -117,6 +124,8 @@ class Check:
             checkpoint=self.checkpoint,
             config=self.config,
             robot=self.robot,
+            embodiment=self.embodiment,
+            cameras=self.cameras,
             tokenizer=self.tokenizer,
             sample=Sample(frames, self.prompt, state),
         )

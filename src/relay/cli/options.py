@@ -25,6 +25,13 @@ class PolicyOptions:
     robot: str | None = None
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
 
+    embodiment: str | None = None
+    """For groot and dreamzero: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
+
+    cameras: Literal["roboarena", "droid"] | None = None
+    """For dreamzero: whether clients number DROID's exterior cameras from 0, as RoboArena does, or from 1, as DROID
+    does; by default the checkpoint's own setting, or RoboArena's."""
+
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""
 
@@ -47,7 +54,7 @@ class PolicyOptions:
     """Task for observations without a prompt; without it they are refused."""
 
     adapter: UseAppendAction[tuple[str, ...]] = ()
-    """A LoRA adapter that requests may ask for, as name=folder; give it once for each."""
+    """A LoRA adapter that requests may ask for, as name=folder; give it once for each. The demo has one of its own."""
 
     default_adapter: str | None = None
     """Adapter of requests that name none; they name base for none."""
@@ -69,6 +76,15 @@ class PolicyOptions:
 
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """JPEG frames on the cpu, the gpu, or auto: the GPU where it is faster and its pixels are the CPU's."""
+
+    resize: Literal["exact", "fast"] = "exact"
+    """For groot: frames resized exactly as in training, or faster and a grey level or two off."""
+
+    rtc_schedule: Literal["linear", "exp", "ones", "zeros"] = "linear"
+    """Real-time chunking: how the weight of the previous chunk falls behind the steps executed meanwhile."""
+
+    rtc_max_guidance_weight: float = 10.0
+    """Real-time chunking: bound of the guidance; higher keeps closer to the previous chunk."""
 
     handshake: Literal["openpi", "roboarena"] = "openpi"
     """First frame for OpenPI clients: the policy's metadata, or the six keys that RoboArena clients insist on."""
@@ -111,6 +127,9 @@ class ListenerOptions:
     max_connections: int = 1_024
     """Most open connections; further clients are told that the server is full."""
 
+    max_connections_per_key: int | None = None
+    """Most open connections of clients with the same API key; no limit of its own by default."""
+
     max_queue: int = 1_024
     """Most requests that wait for one policy; further ones are refused."""
 
@@ -119,3 +138,21 @@ class ListenerOptions:
 
     metrics_port: int | None = None
     """Port for /metrics alone; by default they are on the main port, for this machine only; 0 serves none."""
+
+    direct_url: str | None = None
+    """Address that leads clients past any proxy to this very process; they are told it, with a one-use ticket."""
+
+    direct_host: str | None = None
+    """Address of the direct route's own port; --host by default."""
+
+    direct_port: int | None = None
+    """Port for the direct route alone, which opens to tickets only; by default it is the main port."""
+
+    direct_tls_cert: Path | None = None
+    """PEM file of the direct port's certificate chain; that of --tls-cert by default."""
+
+    direct_tls_key: Path | None = None
+    """PEM file of its private key, without a password."""
+
+    direct_fingerprint: bool = False
+    """Tell clients the SHA-256 of the direct route's certificate, which they check instead of an authority's word."""

@@ -28,7 +28,7 @@ class Serve:
     """Serve policies over WebSocket until Ctrl-C or SIGTERM, then finish what is running."""
 
     model: tyro.conf.Positional[str]
-    """What to serve: demo, pi0 or pi05; or a YAML file that names several policies."""
+    """What to serve: demo, pi0, pi05 or groot; or a YAML file that names several policies."""
 
     policy: OmitArgPrefixes[PolicyOptions] = field(default_factory=PolicyOptions)
     listener: OmitArgPrefixes[ListenerOptions] = field(default_factory=ListenerOptions)
@@ -76,8 +76,11 @@ def _changed(options: PolicyOptions | ListenerOptions) -> dict[str, Any]:
 def _settings(listener: ListenerOptions) -> ServerSettings:
     from relay.server.api_keys import read_api_keys
     from relay.server.settings import ServerSettings
-    from relay.server.tls import tls_context
+    from relay.server.tls import certificate_sha256, tls_context
 
+    direct_cert = listener.direct_tls_cert or listener.tls_cert
+    if listener.direct_fingerprint and direct_cert is None:
+        raise ValueError("--direct-fingerprint needs the certificate: give --direct-tls-cert or --tls-cert")
     return ServerSettings(
         host=listener.host,
         port=listener.port,
@@ -89,24 +92,34 @@ def _settings(listener: ListenerOptions) -> ServerSettings:
         tls=tls_context(listener.tls_cert, listener.tls_key),
         tracebacks=listener.tracebacks,
         max_connections=listener.max_connections,
+        max_connections_per_key=listener.max_connections_per_key,
         max_queue=listener.max_queue,
+        direct_url=listener.direct_url,
+        direct_host=listener.direct_host,
+        direct_port=listener.direct_port,
+        direct_tls=tls_context(
+            listener.direct_tls_cert, listener.direct_tls_key, ("--direct-tls-cert", "--direct-tls-key")
+        ),
+        direct_cert_sha256=certificate_sha256(direct_cert) if direct_cert and listener.direct_fingerprint else None,
     )
 
 
 def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offer:
     """One policy, checked as far as that goes without loading it."""
+    from relay.engine.chunking import Chunking
     from relay.models import registry
     from relay.server.policies import Offer
 
+    of_family: dict[str, Any] = {option: getattr(options, option) for option in registry.OWN_OPTIONS}
+    registry.check_options(model, of_family)
     registry.checkpoint_folder(model, options.checkpoint)
-    adapters = adapter_choice(options)
+    adapters = adapter_choice(options, registry.built_in_adapters(model, options.checkpoint))
+    Chunking(options.rtc_schedule, options.rtc_max_guidance_weight)  # refuses what it cannot take
 
     def load(progress: Progress) -> Engine:
         return registry.load(
             model,
             checkpoint=options.checkpoint,
-            config=options.config,
-            robot=options.robot,
             tokenizer=options.tokenizer,
             device=options.device,
             dtype=options.dtype,
@@ -115,23 +128,28 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
             default_prompt=options.default_prompt,
             adapters=adapters,
             graphs=options.graphs,
-            compile=options.compile,
             decode=options.decode,
             progress=progress,
+            **of_family,
         )
 
     own = replace(settings, max_batch=options.max_batch, seed=options.seed, handshake=options.handshake)
     return Offer(load, own)
 
 
-def adapter_choice(options: PolicyOptions) -> AdapterChoice:
-    """What was chosen about adapters, checked as far as that goes without reading them."""
+def adapter_choice(options: PolicyOptions, built_in: Mapping[str, Path]) -> AdapterChoice:
+    """What was chosen about adapters, checked as far as that goes without reading them.
+
+    Args:
+        built_in: the adapters that come with the policy, held where none are chosen.
+    """
     from relay.engine.adapter_folders import AdapterChoice, parse_named
 
     if not options.adapter_memory > 0:
         raise ValueError(f"--adapter-memory must be above 0 GiB, got {options.adapter_memory}")
+    chosen = options.adapter or options.adapter_root or options.merge_adapter
     return AdapterChoice(
-        named=parse_named(options.adapter),
+        named=parse_named(options.adapter) if chosen else built_in,
         root=options.adapter_root,
         default=options.default_adapter,
         merged=options.merge_adapter,

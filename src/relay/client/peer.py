@@ -13,9 +13,10 @@ from typing import Any, Final, cast
 from relay.client.access import shown
 from relay.client.connection import Greeting
 from relay.protocol import msgpack_numpy
+from relay.protocol.direct_route import TICKET_KEY
 from relay.protocol.errors import InvalidPayload
 from relay.protocol.limits import MAX_MESSAGE_BYTES
-from relay.protocol.options import OPTION_KEYS
+from relay.protocol.options import CHUNKING_KEYS, OPTION_KEYS
 from relay.protocol.wording import clipped, quoted
 from relay.protocol.wording import shown as worded
 
@@ -46,10 +47,11 @@ class Peer:
 
     Attributes:
         kind: which options it heeds, and whether it knows `reset`.
-        metadata: the first frame, decoded.
+        metadata: the first frame, decoded; without the ticket for a direct route.
         image_formats: containers it decodes (`jpeg`, `webp`, ...); empty if it takes arrays only.
         max_payload: bytes it accepts in one message.
         vllm_path: replies are bare arrays and error maps.
+        guides: it takes what is left of a previous chunk, or doesn't say that it takes none.
     """
 
     kind: PeerKind
@@ -57,6 +59,7 @@ class Peer:
     image_formats: frozenset[str]
     max_payload: int
     vllm_path: bool
+    guides: bool = False
 
     @property
     def resets(self) -> bool:
@@ -64,12 +67,13 @@ class Peer:
         return self.kind is PeerKind.RELAY or self.vllm_path
 
     def check_options(self, observation: Mapping[str, Any]) -> None:
-        """Refuse what this server would silently ignore.
+        """Refuse what this server would silently ignore, apart from real-time chunking, which is done without.
 
         Raises:
             ValueError: naming the options.
         """
-        ignored = [name for name in OPTION_KEYS if name in observation and name not in self.kind.options]
+        known = self.kind.options.union(CHUNKING_KEYS)
+        ignored = [name for name in OPTION_KEYS if name in observation and name not in known]
         if ignored:
             raise ValueError(
                 f"{', '.join(map(repr, ignored))} would be ignored: {self.kind.title} is at the other end; "
@@ -83,8 +87,9 @@ def read_peer(greeting: Greeting) -> Peer:
     Raises:
         RuntimeError: the server refuses to serve, or its first frame is no metadata.
     """
-    metadata = _read_metadata(greeting)
-    vllm_path = urllib.parse.urlsplit(greeting.url).path.rstrip("/").endswith(VLLM_PATH)
+    metadata = read_metadata(greeting)
+    metadata.pop(TICKET_KEY, None)  # a secret, which programs might print or record with the rest
+    vllm_path = on_vllm_path(greeting)
     if greeting.relay:
         kind = PeerKind.RELAY
     elif vllm_path:
@@ -93,7 +98,8 @@ def read_peer(greeting: Greeting) -> Peer:
         kind = PeerKind.HOSTED
     else:
         kind = PeerKind.STOCK
-    return Peer(kind, metadata, _image_formats(greeting, kind), _max_payload(greeting, metadata), vllm_path)
+    payload = _max_payload(greeting, metadata)
+    return Peer(kind, metadata, _image_formats(greeting, kind), payload, vllm_path, _guides(greeting, kind))
 
 
 def refusal(text: str) -> str:
@@ -119,7 +125,17 @@ def is_error(fields: Mapping[str, object]) -> bool:
     return isinstance(kind, str) and kind == "error"
 
 
-def _read_metadata(greeting: Greeting) -> dict[str, Any]:
+def on_vllm_path(greeting: Greeting) -> bool:
+    """Whether the address is that of vLLM-Omni's robot endpoint."""
+    return urllib.parse.urlsplit(greeting.url).path.rstrip("/").endswith(VLLM_PATH)
+
+
+def read_metadata(greeting: Greeting) -> dict[str, Any]:
+    """The first frame, decoded.
+
+    Raises:
+        RuntimeError: the server refuses to serve, or it is no metadata.
+    """
     frame = greeting.first_frame
     if isinstance(frame, str):
         raise RuntimeError(refusal(frame))
@@ -144,6 +160,13 @@ def _image_formats(greeting: Greeting, kind: PeerKind) -> frozenset[str]:
     if kind in (PeerKind.RELAY, PeerKind.HOSTED):
         return frozenset({"jpeg", "png", "webp"})
     return frozenset()
+
+
+def _guides(greeting: Greeting, kind: PeerKind) -> bool:
+    listed = greeting.headers.get("relay-options")
+    if kind is not PeerKind.RELAY or listed is None:  # a policy that was still loading is not listed yet
+        return kind is PeerKind.RELAY
+    return {name.strip().lower() for name in listed.split(",")}.issuperset(CHUNKING_KEYS)
 
 
 def _max_payload(greeting: Greeting, metadata: Mapping[str, Any]) -> int:

@@ -36,18 +36,10 @@ def inspect(
     cameras: str | None = None,
     tokenizer: Path | None = None,
     sample: Sample | None = None,
-    config: str | None = None,
-    robot: str | None = None,
 ) -> Report:
     """Everything about a folder and one of its embodiments, and what would become of a sample."""
     found = inspect_checkpoint(folder, embodiment=embodiment, cameras=cameras, tokenizer=tokenizer)
     problems = list(found.problems)
-    if found.known:
-        problems += [
-            f"--{option} is not an option of dreamzero: its folders say themselves what it would say"
-            for option, value in (("config", config), ("robot", robot))
-            if value is not None
-        ]
     sections, network = [_checkpoint(found)], None
     if found.config is not None and found.tensors is not None:
         try:

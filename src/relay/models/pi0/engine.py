@@ -9,16 +9,17 @@ import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relay.engine.adapter_folders import BASE, AdapterChoice
+from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.adapter_store import AdapterStore
 from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
+from relay.engine.chunking import Chunking
 from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
 from relay.engine.frames import Decode
@@ -37,13 +38,12 @@ from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
 from relay.models.pi0.units import RobotUnits
 from relay.models.pi0.weights import CheckpointError
-from relay.protocol.errors import ObservationError
 from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
-from relay.protocol.wording import quoted
 
 NO_ADAPTERS = AdapterChoice()
-OPTIONS = frozenset({"num_steps", "seed", "noise"})
+LEROBOTS_CHUNKING = Chunking()
+OPTIONS = frozenset({"num_steps", "seed", "noise", "prev_actions", "inference_delay", "execution_horizon"})
 
 REUSE_BYTES = 64 * 2**20
 """Device memory for the tokens of frames that may come again: 64 frames at full size."""
@@ -67,12 +67,15 @@ def load(
     graphs: str,
     compile: bool,
     decode: str,
+    rtc_schedule: str,
+    rtc_max_guidance_weight: float,
     progress: Progress,
 ) -> Pi0Engine:
     """Load a checkpoint folder and make it ready to warm up."""
     for option, value, choices in (("graphs", graphs, ("auto", "off")), ("decode", decode, DECODERS)):
         if value not in choices:
             raise CheckpointError(f"--{option} must be {' or '.join(choices)}, got {value!r}")
+    chunking = Chunking(cast(Any, rtc_schedule), rtc_max_guidance_weight)
     place = choose_device(device)
     replayed = graphs == "auto" and place.type == "cuda"
     if compile and not replayed:
@@ -112,6 +115,7 @@ def load(
         graphs=replayed,
         compile=compile,
         decode=decode,
+        chunking=chunking,
     )
 
 
@@ -136,6 +140,7 @@ class Pi0Engine:
         compile: with graphs, have the small functions between matrix products compiled.
         decode: what decodes JPEG frames, as in `choose_decoder`.
         reuse_bytes: with graphs, device memory for tokens of frames that may come again; 0 computes everything anew.
+        chunking: how requests are guided that bring what is left of their previous chunk.
 
     Attributes:
         model: the network.
@@ -160,6 +165,7 @@ class Pi0Engine:
         compile: bool = False,
         decode: str = "cpu",
         reuse_bytes: int = REUSE_BYTES,
+        chunking: Chunking = LEROBOTS_CHUNKING,
     ) -> None:
         self.remarks: list[str] = []
         self.unprepared = 0
@@ -175,7 +181,7 @@ class Pi0Engine:
         self._resident = ResidentAdapters(model, lambda: self._adapters.adapters, adapters.memory_bytes)
         self.model, self._tokenizer = model, tokenizer
         self._robot, self._model_units = robot, model_units
-        self._default_prompt = default_prompt
+        self._default_prompt, self._chunking = default_prompt, chunking
         config = model.config
         self.spec = PolicySpec(
             model=name,
@@ -203,23 +209,17 @@ class Pi0Engine:
             default_prompt=self._default_prompt,
             decode=self._decode,
             identify=self.fixed is not None and self._reuse_bytes > 0,
+            chunking=self._chunking,
         )
-        name = self._adapters.default if options.adapter is None else options.adapter
-        if name == BASE and self._merged:
-            raise ObservationError(
-                f"adapter {BASE!r} cannot be had: this server has merged {self._adapters.names[0]!r} into the weights"
-            )
-        if name is None or name == BASE:
+        chosen = self._adapters.choose(options.adapter)
+        if chosen is None:
             return prepared
-        adapter = self._adapters.get(name)
-        if adapter is None:  # unloaded since the server looked
-            raise ObservationError(f"adapter {quoted(name)} is not loaded")
+        name, adapter = chosen
         notes = tuple(Note(f"adapter {name} {text}") for text in adapter.notes)
-        adapter = None if self._merged else adapter
-        return replace(prepared, adapter=adapter, notes=(*prepared.notes, *notes))
+        return replace(prepared, adapter=None if self._merged else adapter, notes=(*prepared.notes, *notes))
 
     def batch_key(self, prepared: Pi0Prepared) -> Hashable:
-        """Rows of any number of cameras, prompt length, steps, seeds and adapters share a batch.
+        """Rows of any number of cameras, prompt length, steps, seeds, adapters and left-overs share a batch.
 
         Except with adapters that need a network of their own.
         """
@@ -242,22 +242,15 @@ class Pi0Engine:
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Hold one more adapter, or another one under a name; any thread, requests go on."""
-        self._check_not_merged()
         self._adapters.load(name, folder)
 
     def unload_adapter(self, name: str) -> None:
         """Hold an adapter no more; any thread, requests that have it are answered."""
-        self._check_not_merged()
         self._adapters.unload(name)
 
     def rescan_adapters(self) -> None:
         """Look through the adapters' folders again; any thread, requests go on."""
-        if not self._merged:
-            self._adapters.rescan()
-
-    def _check_not_merged(self) -> None:
-        if self._merged:
-            raise ValueError("the adapter is merged into the weights; start the server without --merge-adapter")
+        self._adapters.rescan()
 
     def action_scale(self, prepared: Pi0Prepared) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What the network's 0 is in the units of this row's answer, and how long its 1 is; each per dimension.
