@@ -26,7 +26,8 @@ class PolicyOptions:
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
 
     embodiment: str | None = None
-    """For groot and dreamzero: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
+    """For groot and dreamzero: which of the robots that the checkpoint was trained on, by its tag; needed where it
+    knows several."""
 
     cameras: Literal["roboarena", "droid"] | None = None
     """For dreamzero: whether clients number DROID's exterior cameras from 0, as RoboArena does, or from 1, as DROID

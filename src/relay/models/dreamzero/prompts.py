@@ -62,7 +62,7 @@ def read_prompts(path: Path, embodiment: str, digests: Mapping[str, str] = RELEA
         CheckpointError: it is missing or damaged, has no template for this embodiment, or a text is another.
     """
     if not path.is_file():
-        raise CheckpointError(f"no {path.name} in {path.parent}; {_REMEDY}")
+        raise CheckpointError(f"no prompts.json in {path.parent}; {_REMEDY}")
     content = read_json(path)
     templates = entry(content, "templates", dict, path.name)
     negative = entry(content, NEGATIVE, str, path.name)
