@@ -11,6 +11,11 @@ between robot and server (tests/fault_proxy.py) passes 20 Mbit/s and delays each
 link: TCP's slow start after a pause, which a real one adds, is not in these figures. Two systems mix the
 stacks, to show what each end contributes. The stock packages are installed on the first run into .venv-stock. Results
 go to benchmarks/results/ as JSON.
+
+"around" is the time that our server spends on a request beside the model: from the moment its message is complete until
+its actions are encoded, less the batch's time on the device. So unpacking, decoding the frames and both changes of
+thread count, the socket does not. `server_timing` tells it to our client (parse + infer + encode - model); it is shown
+for one robot, which waits for no other.
 """
 
 from __future__ import annotations
@@ -87,14 +92,21 @@ CASES = (
 
 @dataclass(slots=True)
 class Row:
-    """What one system did in one case; latencies in milliseconds, one list per round."""
+    """What one system did in one case; latencies in milliseconds, one list per round.
+
+    `around_model` is what our server spent on each request beside the model, told to clients of ours only.
+    """
 
     system: str
     request_bytes: float
     rounds: list[list[float]] = field(default_factory=list)
+    around_model: list[float] = field(default_factory=list)
 
     def percentile(self, share: float) -> float:
         return float(np.percentile(np.concatenate(self.rounds), share))
+
+    def around_percentile(self, share: float) -> float | None:
+        return float(np.percentile(self.around_model, share)) if self.around_model else None
 
     def ratios_by_round(self, base: Row) -> tuple[float, float]:
         """First and third quartile over the rounds of this system's p50 to that of `base` in the same round."""
@@ -151,9 +163,11 @@ def run_case(case: Case, frames: Path, rounds: int, versions: dict[str, Any]) ->
             for row, robots in teams[first:] + teams[:first]:
                 for robot in robots:
                     ask(robot, case.calls)
-                latencies = [latency for robot in robots for latency in read(robot)]
+                answers = [read(robot) for robot in robots]
                 if turn > 0:  # the first turn warms up
-                    row.rounds.append(latencies)
+                    row.rounds.append([latency for answer in answers for latency in answer["latencies"]])
+                    if case.robots == 1:
+                        row.around_model += answers[0]["around_model"]
         return [row for row, _ in teams]
 
 
@@ -259,7 +273,7 @@ def camera_frames(seed: int, observations: int = 8) -> NDArray[np.uint8]:
 def print_table(case: Case, rows: list[Row]) -> None:
     link = ", 20 Mbit/s and 20 ms there and back, by proxy" if case.slow_link else ""
     print(f"\n{case.milliseconds:g} ms policy, {case.robots} robot{'s' if case.robots > 1 else ''}{link}")
-    print(f"{'':45}{'ratios to stock':>43}")
+    print(f"{'':45}{'ratios to stock':>43}{'around p50, p99':>25}")
     print(f"  {'':30}{'request':>10}{'p50':>11}{'p99':>11}{'bytes':>11}{'p50':>7}{'by round':>13}{'p99':>7}")
     base = rows[0]
     for row in rows:
@@ -269,6 +283,7 @@ def print_table(case: Case, rows: list[Row]) -> None:
         print(
             f"  {row.system:30}{row.request_bytes / 1e3:7.1f} KB{p50:8.2f} ms{p99:8.2f} ms"
             f"{ratios[0]:11.3f}{ratios[1]:7.2f}{low:8.2f}-{high:.2f}{ratios[2]:7.2f}"
+            + (f"{row.around_percentile(50):10.2f}{row.around_percentile(99):6.2f} ms" if row.around_model else "")
         )
 
 
@@ -291,6 +306,8 @@ def summary(case: Case, rows: list[Row]) -> dict[str, Any]:
                 "p50_ratio": row.percentile(50) / base.percentile(50),
                 "p50_ratio_quartiles_by_round": row.ratios_by_round(base),
                 "p99_ratio": row.percentile(99) / base.percentile(99),
+                "around_model_p50_ms": row.around_percentile(50),
+                "around_model_p99_ms": row.around_percentile(99),
             }
             for row in rows
         ],

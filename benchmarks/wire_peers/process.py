@@ -4,7 +4,8 @@
     process.py robot STACK URL FRAMES [--codec NAME]
 
 Runs in the environment of its STACK (`relay` or `stock`), so it imports NumPy and that stack only. A robot prints one
-line of JSON when it is connected; then each line on its input, a number of calls, is answered with their latencies.
+line of JSON when it is connected; then each line on its input, a number of calls, is answered with their latencies and,
+where both ends are ours, with what the server spent around the model.
 Both roles end with their input, so that nothing outlives the benchmark.
 """
 
@@ -62,7 +63,7 @@ def drive(robot: Any, seen: list[dict[str, Any]]) -> None:
             actions = robot.infer(observation)
             milliseconds.append((time.perf_counter() - started) * 1e3)
             assert actions.shape == (50, 32)
-        print(json.dumps(milliseconds), flush=True)
+        print(json.dumps({"latencies": milliseconds, "around_model": robot.around_model()}), flush=True)
 
 
 def end_with_input() -> None:

@@ -37,6 +37,9 @@ class Robot:
     def infer(self, observation: dict[str, Any]) -> np.ndarray:
         return self._policy.infer(observation)["actions"]
 
+    def around_model(self) -> list[float]:
+        return []
+
     def request_bytes(self, observations: list[dict[str, Any]]) -> float:
         return float(np.mean([len(msgpack_numpy.packb(observation)) for observation in observations]))
 

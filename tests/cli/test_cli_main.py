@@ -59,6 +59,11 @@ def test_a_negative_idle_timeout_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "idle_timeout must not be negative, got -1.0" in capsys.readouterr().err
 
 
+def test_a_bound_of_the_guidance_that_is_not_positive_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "demo", "--rtc-max-guidance-weight", "0"]) == 2
+    assert "--rtc-max-guidance-weight must be a positive number, got 0.0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["serve", "demo", "check", "parity"])
 def test_help_loads_no_torch(command: str) -> None:
     script = (

@@ -31,8 +31,22 @@ def choice_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return choice_of
 
 
-def test_without_flags_there_are_no_adapters(choice_of: Any) -> None:
-    assert not choice_of().any
+def test_without_flags_the_demo_holds_its_own_adapter(choice_of: Any) -> None:
+    assert {name: folder.name for name, folder in choice_of().named.items()} == {"demo-cross": "demo-cross"}
+    assert choice_of().default is None
+
+
+def test_adapters_that_are_chosen_take_the_place_of_the_demos_own(choice_of: Any, tmp_path: Path) -> None:
+    assert set(choice_of("--adapter", "fold=/a").named) == {"fold"}
+    assert not choice_of("--adapter-root", str(tmp_path)).named
+
+
+def test_another_checkpoint_has_no_adapter_by_itself(choice_of: Any, tmp_path: Path) -> None:
+    assert not choice_of("--checkpoint", str(tmp_path)).any
+
+
+def test_the_demos_own_adapter_can_be_the_default(choice_of: Any) -> None:
+    assert choice_of("--default-adapter", "demo-cross").default == "demo-cross"
 
 
 def test_every_flag_is_part_of_the_choice(choice_of: Any, tmp_path: Path) -> None:
@@ -53,7 +67,7 @@ def test_the_only_adapter_can_be_merged(choice_of: Any) -> None:
         (["--adapter", "../x=/a"], "an adapter cannot be called '../x'"),
         (["--adapter", "a=/a", "--adapter", "a=/b"], "--adapter a is given twice"),
         (["--adapter-root", "nowhere"], "--adapter-root nowhere is not a folder"),
-        (["--default-adapter", "fold"], "--default-adapter fold needs --adapter"),
+        (["--checkpoint", ".", "--default-adapter", "fold"], "--default-adapter fold needs --adapter"),
         (["--merge-adapter"], "--merge-adapter takes one --adapter"),
         (["--adapter-memory", "0"], "--adapter-memory must be above 0 GiB"),
     ],

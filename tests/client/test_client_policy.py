@@ -18,6 +18,7 @@ from relay.client.connection import Greeting
 from relay.client.policy import Policy
 from relay.protocol import msgpack_numpy
 from relay.protocol.images import Codec
+from relay.protocol.options import CHUNKING_KEYS
 
 FRAME = np.random.default_rng(0).integers(0, 255, (32, 48, 3), dtype=np.uint8)
 OBSERVATION = {"image": {"base_0_rgb": FRAME}, "state": np.zeros(3, np.float32), "prompt": "pick up the fork"}
@@ -267,7 +268,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+CHUNKING = {name: OPTIONS[name] for name in CHUNKING_KEYS}
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in CHUNKING])
 def test_a_stock_server_is_never_sent_an_option_it_would_ignore(opened: Opener, name: str) -> None:
     policy, connection = opened(relay=False, metadata={})
     with pytest.raises(ValueError, match=f"'{name}' would be ignored: a stock OpenPI server"):
@@ -288,6 +292,53 @@ def test_a_server_known_by_its_metadata_is_sent_the_documented_options_only(open
     with pytest.raises(ValueError, match="'seed' would be ignored"):
         policy.infer({**OBSERVATION, "seed": 7})
     assert len(connection.sent) == 1
+
+
+def greeted(kind: str) -> dict[str, Any]:
+    """How a server of this kind is opened."""
+    return {
+        "stock": {"relay": False, "metadata": {}},
+        "hosted": {"relay": False},
+        "vllm": {"relay": False, "metadata": {"action_horizon": 4}, "url": VLLM_URL},
+        "relay without it": {"headers": {"relay-options": "noise, num_steps, seed"}},
+        "relay with it": {"headers": {"relay-options": f"noise, seed, {', '.join(CHUNKING)}"}},
+        "relay that was loading": {},
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["stock", "hosted", "vllm", "relay without it"])
+def test_a_server_that_knows_no_real_time_chunking_is_asked_without_it(
+    opened: Opener, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, connection = opened(ACTIONS, ACTIONS, **greeted(kind))
+    notes: list[tuple[str, ...]] = []
+    for _ in range(2):
+        asked = {**OBSERVATION, **CHUNKING}
+        np.testing.assert_array_equal(policy.infer(asked)["actions"], ACTIONS)
+        assert asked.keys() > CHUNKING.keys()  # the caller's map is left alone
+        assert policy.last is not None
+        notes.append(policy.last.notes)
+    assert not any(key in sent for sent in connection.sent for key in CHUNKING)
+    said = "prev_actions, inference_delay, execution_horizon are not sent: real-time chunking is nothing that"
+    assert [len(told) for told in notes] == [1, 0]
+    assert notes[0][0].startswith(said)
+    assert caplog.text.count(said) == 1
+
+
+@pytest.mark.parametrize("kind", ["relay with it", "relay that was loading"])
+def test_a_server_of_ours_is_sent_what_is_left_over(opened: Opener, kind: str) -> None:
+    policy, connection = opened(REPLY, **greeted(kind))
+    policy.infer({**OBSERVATION, **CHUNKING})
+    np.testing.assert_equal({key: connection.sent[0][key] for key in CHUNKING}, CHUNKING)
+    assert policy.last is not None
+    assert policy.last.notes == ()
+
+
+def test_beside_a_left_over_other_options_are_still_refused(opened: Opener) -> None:
+    policy, connection = opened(**greeted("stock"))
+    with pytest.raises(ValueError, match=r"^'seed' would be ignored"):
+        policy.infer({**OBSERVATION, **CHUNKING, "seed": 7})
+    assert connection.sent == []
 
 
 def test_a_vllm_omni_server_is_sent_a_seed(opened: Opener) -> None:

@@ -114,8 +114,30 @@ def test_options_reach_the_policy(idle: Connected, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "adapter"),
+    [
+        ((), None),
+        (("--robot", "cross"), "demo-cross"),
+        (("--robot", "cross", "--adapter", "base"), "base"),
+        (("--robot", "cross", "--adapter", "none"), None),
+        (("--robot", "cross", "--adapter", "mine"), "mine"),
+        (("--adapter", "demo-cross"), "demo-cross"),
+    ],
+)
+def test_a_robot_asks_for_its_own_adapter_unless_told_otherwise(
+    arguments: tuple[str, ...], adapter: str | None, idle: Connected, tmp_path: Path
+) -> None:
+    assert demo(tmp_path, "--episodes", "1", "--replan-every", "16", *arguments) == 0
+    assert {seen.get("adapter_dir") for seen in idle.script.asked} == {adapter}
+    options = json.loads((tmp_path / "results.json").read_text())["options"]
+    assert options["adapter"] == adapter
+    assert options["robot"] == ("cross" if "cross" in arguments else "front")
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--robot", "corss"), "robot 'corss' is not known; the nearest is 'cross'"),
         (("--episodes", "0"), "--episodes must be at least 1, got 0"),
         (("--replan-every", "17"), "--replan-every must be between 1 and 16, got 17"),
         (("--codec", "JPEG_Q91"), "--codec 'JPEG_Q91' is not known; known are RAW, LOSSLESS, JPEG_Q100"),

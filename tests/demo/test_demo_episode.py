@@ -50,6 +50,25 @@ def test_num_steps_is_asked_for() -> None:
     assert {seen["num_steps"] for seen in policy.asked} == {2}
 
 
+def test_the_second_robot_sends_what_its_own_camera_sees() -> None:
+    policy = IdlePolicy()
+    run_episode(policy, SEED, robot="cross")
+    table = Tabletop(np.random.default_rng(SEED), "cross")
+    assert np.array_equal(np.stack(list(policy.asked[0]["image"].values())), render_all(table))
+
+
+def test_an_adapter_is_asked_for_in_every_request() -> None:
+    policy = IdlePolicy()
+    run_episode(policy, SEED, adapter="demo-cross")
+    assert {seen["adapter_dir"] for seen in policy.asked} == {"demo-cross"}
+
+
+def test_no_adapter_is_named_unless_wanted() -> None:
+    policy = IdlePolicy()
+    run_episode(policy, SEED)
+    assert not any("adapter_dir" in seen for seen in policy.asked)
+
+
 def test_noise_seeds_repeat_with_the_scene_and_differ_within_it() -> None:
     first, second = IdlePolicy(), IdlePolicy()
     for policy in (first, second):

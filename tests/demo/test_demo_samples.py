@@ -32,6 +32,15 @@ def test_the_same_seed_gives_the_same_samples(samples: list[Sample]) -> None:
         assert np.array_equal(one.actions, other.actions)
 
 
+def test_another_robots_samples_differ_in_its_base_camera_alone(samples: list[Sample]) -> None:
+    others = islice(sample_stream(np.random.default_rng(0), "cross"), 5)
+    for one, other in zip(samples, others, strict=False):
+        assert not np.array_equal(one.frames[0], other.frames[0])
+        assert np.array_equal(one.frames[1], other.frames[1])
+        assert np.array_equal(one.actions, other.actions)
+        assert np.array_equal(one.cells[1], other.cells[1])
+
+
 def test_the_prompt_names_the_labelled_objects(samples: list[Sample]) -> None:
     for sample in samples:
         assert sample.prompt == task_prompt(OBJECTS[sample.cube], OBJECTS[sample.plate])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from relay.demo.drawing import render_all
+from relay.demo.drawing import IMAGE_SIZE, object_pixels, render_all
 from relay.demo.expert import expert_command
 from relay.demo.tabletop import (
     CUBES,
@@ -11,6 +11,7 @@ from relay.demo.tabletop import (
     MAX_JOINT_STEP_RAD,
     MAX_STEPS,
     PLATES,
+    ROBOTS,
     Tabletop,
     joints_for,
     tool_position,
@@ -34,6 +35,38 @@ def test_the_same_seed_gives_the_same_episode_to_the_bit() -> None:
         assert (first.joints, first.opening, first.cubes) == (second.joints, second.opening, second.cubes)
         first.step(expert_command(first))
         second.step(expert_command(second))
+
+
+def test_robots_differ_in_what_their_base_camera_sees_and_in_nothing_else() -> None:
+    front, cross = (Tabletop(np.random.default_rng(7), robot) for robot in ROBOTS)
+    for _ in range(20):
+        (front_base, front_wrist), (cross_base, cross_wrist) = render_all(front), render_all(cross)
+        assert not np.array_equal(front_base, cross_base)
+        assert np.array_equal(front_wrist, cross_wrist)
+        assert (front.joints, front.opening, front.cubes) == (cross.joints, cross.opening, cross.cubes)
+        front.step(expert_command(front))
+        cross.step(expert_command(cross))
+
+
+def test_the_second_robots_camera_stands_across_the_table() -> None:
+    for robot, sees_left_on_its in (("front", "right"), ("cross", "left")):
+        table = Tabletop(np.random.default_rng(0), robot)
+        table.plates = {"yellow": (0.3, 0.15), "purple": (0.3, -0.15)}
+        yellow, purple = object_pixels(table, "base_0_rgb")[:2, 0]
+        assert ("left" if yellow < purple else "right") == sees_left_on_its
+
+
+def test_every_robot_has_all_objects_in_view() -> None:
+    for robot in ROBOTS:
+        for seed in range(60):
+            pixels = object_pixels(Tabletop(np.random.default_rng(seed), robot), "base_0_rgb")
+            assert (pixels > 0).all()
+            assert (pixels < IMAGE_SIZE).all()
+
+
+def test_an_unknown_robot_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="robot 'corss' is not known; the nearest is 'cross', known are front, cross"):
+        Tabletop(np.random.default_rng(0), "corss")
 
 
 def test_another_seed_gives_another_scene() -> None:
@@ -92,6 +125,10 @@ def test_the_table_stops_the_tool() -> None:
     for _ in range(10):
         table.step((*joints_for((0.3, 0.0, -0.05)), 1.0))
     assert table.tool[2] == pytest.approx(LOWEST_TOOL_M)
+
+
+def test_a_copy_is_the_same_robot() -> None:
+    assert Tabletop(np.random.default_rng(0), "cross").copy().robot == "cross"
 
 
 def test_a_copy_goes_its_own_way() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from relay.demo.adapter_learning import AdapterLearner
 from relay.demo.learning import Batch, GrowingCache, Learner, initialize, total_loss
-from relay.demo.train import Batches, Recipe, Run, train
+from relay.demo.train import ADAPTER_RECIPE, Batches, Recipe, Run, main, new_adapter, train
 from relay.demo.vocabulary import write_tokenizer
+from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.base import Chunk, Work
+from relay.models.pi0.adapters import read_adapter, with_changes
 from relay.models.pi0.config import DEMO
 from relay.models.registry import load
 from relay.protocol.messages import Options
@@ -88,6 +92,86 @@ def test_draws_share_their_observations_prefix() -> None:
     cache.freeze_prefix()
     keys, _ = cache.append(0, torch.full((4, 1, 1), 9.0), torch.zeros(4, 1, 1))
     assert keys[:, 0, :, 0].tolist() == [[0, 9], [0, 9], [1, 9], [1, 9]]
+
+
+def trained_adapter(steps: int) -> AdapterLearner:
+    """An adapter after a few steps on one batch."""
+    learner, batch = new_adapter(ADAPTER_RECIPE), random_batch()
+    optimizer = torch.optim.AdamW([p for p in learner.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        total_loss(*learner(batch)).backward()
+        optimizer.step()
+    return learner
+
+
+def test_an_adapter_begins_with_the_answers_of_its_base() -> None:
+    learner, batch = new_adapter(ADAPTER_RECIPE), random_batch()
+    assert torch.equal(learner(batch)[0], learner.learner(batch)[0])
+
+
+def test_training_an_adapter_leaves_its_base_as_it_is() -> None:
+    before = new_adapter(ADAPTER_RECIPE).learner.policy.state_dict()
+    after = trained_adapter(steps=2).learner.policy.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_both_transformers_are_adapted_and_nothing_else() -> None:
+    policy = new_adapter(ADAPTER_RECIPE).learner.policy
+    linears = {f"{tower}.{layer}.{name}.weight" for tower in ("language", "expert") for layer in range(3)
+               for name in ("qkv", "out", "gate_up", "down")}  # fmt: skip
+    assert new_adapter(ADAPTER_RECIPE).merged().keys() == linears
+    assert linears <= dict(policy.named_parameters()).keys()
+
+
+def test_a_few_steps_lower_an_adapters_loss_on_one_batch() -> None:
+    batch = random_batch()
+    before, after = new_adapter(ADAPTER_RECIPE)(batch)[0], trained_adapter(steps=8)(batch)[0]
+    assert after < 0.95 * before
+
+
+def test_a_saved_adapter_serves_the_weights_that_were_trained(tmp_path: Path) -> None:
+    learner = trained_adapter(steps=2)
+    learner.save(tmp_path)
+    policy = learner.learner.policy
+    adapter = read_adapter(tmp_path, policy)
+    assert not any((adapter.alone, adapter.own_vision, adapter.own_time))
+    served = with_changes(policy, adapter.source)
+    for name, trained in learner.merged().items():
+        change = trained.detach() - policy.get_parameter(name)
+        assert change.any() or name.startswith("language.2.")  # of the last layer only keys and values are used
+        assert torch.allclose(served.get_parameter(name), trained, rtol=0, atol=0.02 * float(change.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "recipe"),
+    [
+        ((), Recipe()),
+        (("--adapter",), ADAPTER_RECIPE),
+        (("--seed", "3", "--adapter"), replace(ADAPTER_RECIPE, seed=3)),
+    ],
+)
+def test_the_adapter_option_chooses_the_other_defaults(
+    arguments: tuple[str, ...], recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Recipe] = []
+    monkeypatch.setattr("relay.demo.train.train", asked.append)
+    monkeypatch.setattr("sys.argv", ["train", *arguments])
+    main()
+    assert asked == [recipe]
+
+
+@pytest.mark.slow
+def test_an_adapters_run_resumes_where_it_stopped_and_the_demo_serves_it(tmp_path: Path) -> None:
+    recipe = replace(ADAPTER_RECIPE, output=tmp_path, observations=8, **TINY)
+    train(recipe)
+    longer = replace(recipe, observations=16)
+    resumed = Run(longer, new_adapter(longer))
+    resumed.resume()
+    assert (resumed.step, resumed.total_steps) == (2, 4)
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert (record["step"], record["robot"], record["adapter"]) == (2, "cross", True)
+    assert load("demo", checkpoint=None, adapters=AdapterChoice({"mine": tmp_path})).adapters == ("mine",)
 
 
 @pytest.mark.slow

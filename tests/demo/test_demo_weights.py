@@ -11,20 +11,23 @@ from pathlib import Path
 import pytest
 
 WEIGHTS = Path(str(files("relay.demo").joinpath("weights")))
+ADAPTER = WEIGHTS / "adapters" / "demo-cross"
 CARD = (WEIGHTS / "MODEL_CARD.md").read_text("utf-8")
 
 
 def test_the_weights_have_the_hash_that_the_model_card_states() -> None:
-    digest = hashlib.sha256((WEIGHTS / "model.safetensors").read_bytes()).hexdigest()
-    assert f"`{digest}`" in CARD
+    for file in (WEIGHTS / "model.safetensors", ADAPTER / "adapter_model.safetensors"):
+        assert f"`{hashlib.sha256(file.read_bytes()).hexdigest()}`" in CARD
 
 
 def test_the_weights_are_small_enough_to_ship() -> None:
-    assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) < 20_000_000
+    assert sum(path.stat().st_size for path in WEIGHTS.rglob("*")) < 20_000_000
+    assert sum(path.stat().st_size for path in ADAPTER.iterdir()) < 500_000
 
 
-def test_the_model_card_states_the_run_that_made_them() -> None:
-    record = json.loads((WEIGHTS / "training.json").read_text("utf-8"))
+@pytest.mark.parametrize("folder", [WEIGHTS, ADAPTER], ids=["policy", "adapter"])
+def test_the_model_card_states_the_run_that_made_them(folder: Path) -> None:
+    record = json.loads((folder / "training.json").read_text("utf-8"))
     assert record["step"] == record["observations"] // record["batch"]
     assert f"{record['observations']:,} observations" in CARD
     assert re.search(rf"\b{record['minutes']:.0f} minutes\b", CARD)

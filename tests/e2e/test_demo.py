@@ -30,3 +30,12 @@ def test_the_policy_solves_most_of_twenty_scenes(tmp_path: Path) -> None:
 
 def test_without_its_cameras_it_solves_next_to_nothing(tmp_path: Path) -> None:
     assert demo(tmp_path, "--episodes", "6", "--ablate", "cameras")["success_rate"] <= 0.34
+
+
+def test_the_second_robot_solves_most_of_twenty_scenes_with_its_adapter(tmp_path: Path) -> None:
+    options = ("--robot", "cross", "--episodes", "20", "--check", "--threshold", "0.8")
+    assert demo(tmp_path, *options)["success_rate"] >= 0.8
+
+
+def test_the_second_robot_solves_few_scenes_without_its_adapter(tmp_path: Path) -> None:
+    assert demo(tmp_path, "--robot", "cross", "--adapter", "base", "--episodes", "6")["success_rate"] <= 0.34

@@ -50,6 +50,16 @@ def test_our_client_sends_the_stock_server_exact_pixels(policy: relay.Policy) ->
     assert "infer_ms" in result["server_timing"]
 
 
+def test_the_stock_server_is_asked_without_real_time_chunking_and_that_is_said_once(policy: relay.Policy) -> None:
+    chunking = {"prev_actions": np.zeros((2, 3), np.float32), "inference_delay": 1, "execution_horizon": 2}
+    notes: list[int] = []
+    for _ in range(2):
+        assert policy.infer({**OBSERVATION, **chunking})["actions"].tolist() == [look(FRAME)]
+        assert policy.last is not None
+        notes.append(len(policy.last.notes))
+    assert notes == [1, 0]
+
+
 def test_our_client_decodes_jpeg_for_the_stock_server(
     policy: relay.Policy, jpeg: tuple[Path, NDArray[np.uint8]]
 ) -> None:

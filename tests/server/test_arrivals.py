@@ -165,7 +165,8 @@ async def test_a_flood_of_pings_or_pongs_is_cut_off_and_only_its_client(opcode: 
     assert caplog.text.count("is dropped: more than 100 pings and pongs a second") == 1
 
 
-async def test_a_ping_flood_goes_no_further_than_its_first_slice(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("before", [b"", frame(bytes(200_000))], ids=["alone", "behind a large message"])
+async def test_a_ping_flood_goes_no_further_than_its_first_slice(monkeypatch: pytest.MonkeyPatch, before: bytes):
     seen: list[Any] = []
     process_event = arrivals.PacedConnection.process_event
 
@@ -175,9 +176,22 @@ async def test_a_ping_flood_goes_no_further_than_its_first_slice(monkeypatch: py
 
     monkeypatch.setattr(arrivals.PacedConnection, "process_event", counting)
     async with running() as server, client(server) as websocket:
-        server.connections[0].data_received(cheap_frames(0x89, 40_000))
-        assert len(seen) <= 1 + arrivals.SLICE_BYTES // 6
+        server.connections[0].data_received(before + cheap_frames(0x89, 40_000))
+        assert 256 < len(seen) <= 2 + arrivals.SLICE_BYTES // 6
         await lost(websocket)
+
+
+async def test_a_large_message_is_not_sliced(monkeypatch: pytest.MonkeyPatch):
+    message = frame(observation(3, filling=bytes(200_000)))
+    async with running() as server, client(server) as websocket:
+        (connection,) = server.connections
+        sizes: list[int] = []
+        feed = connection.protocol.receive_data
+        monkeypatch.setattr(connection.protocol, "receive_data", lambda data: (sizes.append(len(data)), feed(data)))
+        connection.data_received(message[:150_000])
+        connection.data_received(message[150_000:])
+        assert sizes == [arrivals.SLICE_BYTES, 150_000 - arrivals.SLICE_BYTES, len(message) - 150_000]
+        assert unpack(await websocket.recv())["actions"][0, 0] == 3
 
 
 async def test_the_pongs_of_one_slice_are_written_in_one_piece(monkeypatch: pytest.MonkeyPatch):

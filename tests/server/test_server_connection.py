@@ -99,6 +99,7 @@ async def test_a_relay_client_reads_what_it_may_send_in_the_response_headers():
         assert websocket.response is not None
         assert websocket.response.headers["Relay-Codecs"] == "jpeg, png, webp"
         assert websocket.response.headers["Relay-Max-Payload"] == str(64 * 1024 * 1024)
+        assert websocket.response.headers["Relay-Options"] == "deadline_ms, noise, num_steps, seed"
 
 
 async def test_a_stock_client_gets_no_subprotocol_and_no_compression():

@@ -10,7 +10,7 @@ from fake_policy import SPEC
 
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Options
-from relay.server.options import admit, unknown_adapter
+from relay.server.options import admit, option_keys, unknown_adapter
 
 REAL_TIME = {"prev_actions": np.zeros((2, 3), np.float32), "inference_delay": 1, "execution_horizon": 2}
 
@@ -42,6 +42,12 @@ def test_an_adapter_that_is_held_is_admitted_and_so_is_none(name: str):
 def test_base_is_unknown_where_there_are_no_adapters():
     with pytest.raises(ObservationError, match="adapter 'base' is not loaded; this server holds: none"):
         admit(Options(adapter="base"), ADAPTING, None, adapters=())
+
+
+def test_the_options_are_told_by_their_request_keys():
+    assert option_keys(replace(SPEC, supported_options=frozenset({"adapter", *REAL_TIME}))) == (
+        "adapter_dir, deadline_ms, execution_horizon, inference_delay, prev_actions"
+    )
 
 
 def test_a_thousand_names_are_told_in_part():

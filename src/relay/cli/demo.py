@@ -45,6 +45,12 @@ class Demo:
     seed: int = 0
     """Chooses scenes, tasks and noise; the same seed repeats the same run."""
 
+    robot: str = "front"
+    """The robot to drive: front, or cross, whose base camera stands across the table and which asks for an adapter."""
+
+    adapter: str | None = None
+    """LoRA adapter to ask for, the robot's own by default; base asks for the bare policy, none for nothing."""
+
     prompt: str | None = None
     """Try this task in every scene, such as "put the red cube on the yellow plate"."""
 
@@ -95,7 +101,9 @@ class Demo:
     def _validate(self) -> None:
         from relay.demo.episode import task_of
         from relay.demo.robot import ACTION_HORIZON
+        from relay.demo.tabletop import known_robot
 
+        known_robot(self.robot)
         codec_named(self.codec)
         if self.episodes < 1:
             raise ValueError(f"--episodes must be at least 1, got {self.episodes}")
@@ -107,6 +115,19 @@ class Demo:
             raise ValueError(f"--threshold must be between 0 and 1, got {self.threshold}")
         if self.prompt is not None:
             task_of(self.prompt)
+
+    @property
+    def wanted_adapter(self) -> str | None:
+        """What requests ask for; None leaves it to the server."""
+        if self.adapter is None:
+            return _ADAPTERS.get(self.robot)
+        return None if self.adapter == _NO_ADAPTER else self.adapter
+
+
+_ADAPTERS = {"cross": "demo-cross"}
+"""The adapter that each robot needs; the policy was trained on the others."""
+
+_NO_ADAPTER = "none"
 
 
 def codec_named(name: str) -> Codec:
@@ -125,6 +146,7 @@ def _run(options: Demo, console: Console) -> int:
     with ExitStack() as stack:
         url = options.url or _start_server(stack, console)
         policy = _connect(stack, console, url, codec_named(options.codec))
+        console.print(f"robot [bold]{options.robot}[/], {_adapter_in_words(options.wanted_adapter)}")
         watcher = _Watcher(console, stack, options.live)
         episodes = _drive(options, policy, console, watcher)
         metadata = policy.get_server_metadata()
@@ -149,6 +171,16 @@ def _connect(stack: ExitStack, console: Console, url: str, codec: Codec) -> Poli
     return policy
 
 
+def _adapter_in_words(name: str | None) -> str:
+    match name:
+        case None:
+            return "no adapter asked for"
+        case "base":
+            return "the bare policy asked for"
+        case _:
+            return f"adapter [bold]{escape(name)}[/] asked for"
+
+
 def _drive(options: Demo, policy: Policy, console: Console, watcher: _Watcher) -> list[Episode]:
     from relay.demo.episode import run_episode
     from relay.demo.report import REPORTED_EPISODES
@@ -159,6 +191,8 @@ def _drive(options: Demo, policy: Policy, console: Console, watcher: _Watcher) -
             episode = run_episode(
                 policy,
                 (options.seed, index),
+                robot=options.robot,
+                adapter=options.wanted_adapter,
                 prompt=options.prompt,
                 replan_every=options.replan_every,
                 num_steps=options.num_steps,
@@ -260,7 +294,11 @@ def _conclude(
 
 
 def _as_json(options: Demo) -> dict[str, Any]:
-    return asdict(options) | {"codec": codec_named(options.codec).name, "output": str(options.output)}
+    return asdict(options) | {
+        "adapter": options.wanted_adapter,
+        "codec": codec_named(options.codec).name,
+        "output": str(options.output),
+    }
 
 
 def _process_age_s() -> float:

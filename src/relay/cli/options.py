@@ -47,7 +47,7 @@ class PolicyOptions:
     """Task for observations without a prompt; without it they are refused."""
 
     adapter: UseAppendAction[tuple[str, ...]] = ()
-    """A LoRA adapter that requests may ask for, as name=folder; give it once for each."""
+    """A LoRA adapter that requests may ask for, as name=folder; give it once for each. The demo has one of its own."""
 
     default_adapter: str | None = None
     """Adapter of requests that name none; they name base for none."""
@@ -69,6 +69,12 @@ class PolicyOptions:
 
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """JPEG frames on the cpu, the gpu, or auto: the GPU where it is faster and its pixels are the CPU's."""
+
+    rtc_schedule: Literal["linear", "exp", "ones", "zeros"] = "linear"
+    """Real-time chunking: how the weight of the previous chunk falls behind the steps executed meanwhile."""
+
+    rtc_max_guidance_weight: float = 10.0
+    """Real-time chunking: bound of the guidance; higher keeps closer to the previous chunk."""
 
     handshake: Literal["openpi", "roboarena"] = "openpi"
     """First frame for OpenPI clients: the policy's metadata, or the six keys that RoboArena clients insist on."""

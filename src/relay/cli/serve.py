@@ -95,11 +95,13 @@ def _settings(listener: ListenerOptions) -> ServerSettings:
 
 def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offer:
     """One policy, checked as far as that goes without loading it."""
+    from relay.engine.chunking import Chunking
     from relay.models import registry
     from relay.server.policies import Offer
 
     registry.checkpoint_folder(model, options.checkpoint)
-    adapters = adapter_choice(options)
+    adapters = adapter_choice(options, registry.built_in_adapters(model, options.checkpoint))
+    Chunking(options.rtc_schedule, options.rtc_max_guidance_weight)  # refuses what it cannot take
 
     def load(progress: Progress) -> Engine:
         return registry.load(
@@ -117,6 +119,8 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
             graphs=options.graphs,
             compile=options.compile,
             decode=options.decode,
+            rtc_schedule=options.rtc_schedule,
+            rtc_max_guidance_weight=options.rtc_max_guidance_weight,
             progress=progress,
         )
 
@@ -124,14 +128,19 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
     return Offer(load, own)
 
 
-def adapter_choice(options: PolicyOptions) -> AdapterChoice:
-    """What was chosen about adapters, checked as far as that goes without reading them."""
+def adapter_choice(options: PolicyOptions, built_in: Mapping[str, Path]) -> AdapterChoice:
+    """What was chosen about adapters, checked as far as that goes without reading them.
+
+    Args:
+        built_in: the adapters that come with the policy, held where none are chosen.
+    """
     from relay.engine.adapter_folders import AdapterChoice, parse_named
 
     if not options.adapter_memory > 0:
         raise ValueError(f"--adapter-memory must be above 0 GiB, got {options.adapter_memory}")
+    chosen = options.adapter or options.adapter_root or options.merge_adapter
     return AdapterChoice(
-        named=parse_named(options.adapter),
+        named=parse_named(options.adapter) if chosen else built_in,
         root=options.adapter_root,
         default=options.default_adapter,
         merged=options.merge_adapter,

@@ -21,8 +21,9 @@ from relay.client.peer import Peer, PeerKind, is_error, read_peer, refusal, stat
 from relay.protocol import msgpack_numpy
 from relay.protocol.errors import InvalidPayload, ObservationError
 from relay.protocol.images import Codec, decode_images, encode_images
+from relay.protocol.kept_memory import keep_freed_memory
 from relay.protocol.limits import MAX_SESSIONS_PER_CONNECTION
-from relay.protocol.options import take_session_id
+from relay.protocol.options import CHUNKING_KEYS, take_session_id
 from relay.protocol.wording import clipped
 from relay.protocol.wording import shown as worded
 
@@ -42,7 +43,7 @@ class LastCall:
     """What is worth knowing about the last successful `infer`, beside its actions.
 
     Attributes:
-        notes: the server's remarks, such as a truncated prompt.
+        notes: the server's remarks, such as a truncated prompt, and this client's.
         session_fresh: the server started the session anew with this observation; None if it keeps no sessions.
         age_ms: how old the observation was when its actions came back, from the call to the return.
         encode_ms: compressing the frames and packing the message.
@@ -65,12 +66,13 @@ class LastCall:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One observation on its way: the message, its session, and when its encoding began and ended."""
+    """One observation on its way: the message, its session, when its encoding began and ended, what to tell of it."""
 
     message: bytes
     session: str
     started: float
     encoded: float
+    notes: tuple[str, ...] = ()
 
 
 class Exchange:
@@ -81,9 +83,12 @@ class Exchange:
     """
 
     def __init__(self, greeting: Greeting, codec: Codec) -> None:
+        keep_freed_memory()
         self.peer: Final = read_peer(greeting)
         self.codec: Final = _codec_for(self.peer, codec, greeting.url)
         self.last: LastCall | None = None
+        self._url = shown(greeting.url)
+        self._told_unguided = False
         self._sessions: dict[str, None] = {}  # ids that the server knows, the least recently used first
 
     def encode(self, observation: Mapping[str, Any]) -> Request:
@@ -94,6 +99,7 @@ class Exchange:
         """
         started = perf_counter()
         self.peer.check_options(observation)
+        observation, notes = self._without_guidance(observation)
         images = decode_images(observation) if self.codec is None else encode_images(observation, self.codec)
         message = msgpack_numpy.pack(images)
         if len(message) > self.peer.max_payload:
@@ -101,7 +107,7 @@ class Exchange:
                 f"the observation has {len(message):,} bytes; this server takes at most {self.peer.max_payload:,}: "
                 "send smaller or compressed frames"
             )
-        return Request(message, _session_name(observation), started, perf_counter())
+        return Request(message, _session_name(observation), started, perf_counter(), notes)
 
     def give_up(self, request: Request) -> None:
         """Note that nobody waits for the reply any more; the server goes on and will have seen the session."""
@@ -120,7 +126,7 @@ class Exchange:
         finished = perf_counter()
         known = request.session in self._sessions
         self.last = LastCall(
-            notes=_notes(value),
+            notes=(*request.notes, *_notes(value)),
             session_fresh=None if self.peer.kind is PeerKind.STOCK else not known,
             age_ms=1000 * (finished - request.started),
             encode_ms=1000 * (request.encoded - request.started),
@@ -136,6 +142,18 @@ class Exchange:
     def forget_sessions(self) -> None:
         """Take every session for unseen, as the server does at a reset."""
         self._sessions.clear()
+
+    def _without_guidance(self, observation: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """The observation as this server can take it, and once per connection what that leaves out."""
+        if self.peer.guides or not any(key in observation for key in CHUNKING_KEYS):
+            return observation, ()
+        rest = {key: value for key, value in observation.items() if key not in CHUNKING_KEYS}
+        if self._told_unguided:
+            return rest, ()
+        self._told_unguided = True
+        note = f"{', '.join(CHUNKING_KEYS)} are not sent: real-time chunking is nothing that this server knows"
+        logger.warning("%s is %s: %s", self._url, self.peer.kind.title, note)
+        return rest, (note,)
 
     def _remember(self, session: str) -> None:
         self._sessions.pop(session, None)

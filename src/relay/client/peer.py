@@ -15,7 +15,7 @@ from relay.client.connection import Greeting
 from relay.protocol import msgpack_numpy
 from relay.protocol.errors import InvalidPayload
 from relay.protocol.limits import MAX_MESSAGE_BYTES
-from relay.protocol.options import OPTION_KEYS
+from relay.protocol.options import CHUNKING_KEYS, OPTION_KEYS
 from relay.protocol.wording import clipped, quoted
 from relay.protocol.wording import shown as worded
 
@@ -50,6 +50,7 @@ class Peer:
         image_formats: containers it decodes (`jpeg`, `webp`, ...); empty if it takes arrays only.
         max_payload: bytes it accepts in one message.
         vllm_path: replies are bare arrays and error maps.
+        guides: it takes what is left of a previous chunk, or doesn't say that it takes none.
     """
 
     kind: PeerKind
@@ -57,6 +58,7 @@ class Peer:
     image_formats: frozenset[str]
     max_payload: int
     vllm_path: bool
+    guides: bool = False
 
     @property
     def resets(self) -> bool:
@@ -64,12 +66,13 @@ class Peer:
         return self.kind is PeerKind.RELAY or self.vllm_path
 
     def check_options(self, observation: Mapping[str, Any]) -> None:
-        """Refuse what this server would silently ignore.
+        """Refuse what this server would silently ignore, apart from real-time chunking, which is done without.
 
         Raises:
             ValueError: naming the options.
         """
-        ignored = [name for name in OPTION_KEYS if name in observation and name not in self.kind.options]
+        known = self.kind.options.union(CHUNKING_KEYS)
+        ignored = [name for name in OPTION_KEYS if name in observation and name not in known]
         if ignored:
             raise ValueError(
                 f"{', '.join(map(repr, ignored))} would be ignored: {self.kind.title} is at the other end; "
@@ -93,7 +96,8 @@ def read_peer(greeting: Greeting) -> Peer:
         kind = PeerKind.HOSTED
     else:
         kind = PeerKind.STOCK
-    return Peer(kind, metadata, _image_formats(greeting, kind), _max_payload(greeting, metadata), vllm_path)
+    payload = _max_payload(greeting, metadata)
+    return Peer(kind, metadata, _image_formats(greeting, kind), payload, vllm_path, _guides(greeting, kind))
 
 
 def refusal(text: str) -> str:
@@ -144,6 +148,13 @@ def _image_formats(greeting: Greeting, kind: PeerKind) -> frozenset[str]:
     if kind in (PeerKind.RELAY, PeerKind.HOSTED):
         return frozenset({"jpeg", "png", "webp"})
     return frozenset()
+
+
+def _guides(greeting: Greeting, kind: PeerKind) -> bool:
+    listed = greeting.headers.get("relay-options")
+    if kind is not PeerKind.RELAY or listed is None:  # a policy that was still loading is not listed yet
+        return kind is PeerKind.RELAY
+    return {name.strip().lower() for name in listed.split(",")}.issuperset(CHUNKING_KEYS)
 
 
 def _max_payload(greeting: Greeting, metadata: Mapping[str, Any]) -> int:

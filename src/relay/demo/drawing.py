@@ -103,17 +103,21 @@ def object_pixels(table: Tabletop, camera: str, size: int = IMAGE_SIZE) -> Array
 
 
 def camera_of(table: Tabletop, camera: str) -> Camera:
-    """The named camera where it stands now: one opposite the robot, one carried by the tool.
+    """The named camera where it stands now: one beside the table, one carried by the tool.
 
-    The wrist camera keeps the table's orientation, like the gripper.
+    The base camera stands where the table's robot has it. The wrist camera keeps the table's orientation, like the
+    gripper.
     """
     if camera == "base_0_rgb":
-        return _BASE_CAMERA
+        return _BASE_CAMERAS[table.robot]
     x, y, z = table.tool
     return Camera.looking_at((x - 0.085, y, z + 0.21), (x + 0.005, y, z - 0.02), (1.0, 0.0, 0.0), 0.85)
 
 
-_BASE_CAMERA = Camera.looking_at((0.92, 0.0, 0.62), (0.29, 0.0, 0.045), (0.0, 0.0, 1.0), 2.25)
+_BASE_CAMERAS = {
+    "front": Camera.looking_at((0.92, 0.0, 0.62), (0.29, 0.0, 0.045), (0.0, 0.0, 1.0), 2.25),
+    "cross": Camera.looking_at((-0.34, 0.0, 0.62), (0.29, 0.0, 0.045), (0.0, 0.0, 1.0), 2.8),
+}
 
 
 class Painter:

@@ -23,7 +23,7 @@ from relay.demo.robot import (
     robot_state,
     task_prompt,
 )
-from relay.demo.tabletop import CUBES, MAX_STEPS, PLATES, Tabletop
+from relay.demo.tabletop import CUBES, MAX_STEPS, PLATES, ROBOTS, Tabletop
 
 Ablation: TypeAlias = Literal["prompt", "cameras", "state"]
 """What is taken from the policy, to see what it is worth.
@@ -105,6 +105,8 @@ def run_episode(
     policy: Policy,
     seed: tuple[int, ...],
     *,
+    robot: str = ROBOTS[0],
+    adapter: str | None = None,
     prompt: str | None = None,
     replan_every: int = REPLAN_EVERY,
     num_steps: int | None = None,
@@ -118,6 +120,8 @@ def run_episode(
     Args:
         policy: answers observations in the demo robot's model units.
         seed: lays out the scene; numpy's `default_rng` takes it.
+        robot: one of `tabletop.ROBOTS`.
+        adapter: the LoRA adapter to ask for; None leaves it to the server.
         prompt: one of `robot.PROMPTS` instead of the scene's own.
         replan_every: actions executed from each chunk.
         num_steps: denoising steps to ask for; None leaves it to the server.
@@ -131,7 +135,7 @@ def run_episode(
     Raises:
         ValueError: for a prompt that is not a task of this robot, or a reply that is not a chunk for it.
     """
-    table = Tabletop(np.random.default_rng(seed))
+    table = Tabletop(np.random.default_rng(seed), robot)
     if prompt is not None:
         table.cube, table.plate = task_of(prompt)
     prompt = task_prompt(table.cube, table.plate)
@@ -150,6 +154,8 @@ def run_episode(
         seen = _look(table, prompt, ablate, ablation_rng)
         if num_steps is not None:
             seen["num_steps"] = num_steps
+        if adapter is not None:
+            seen["adapter_dir"] = adapter
         if seeded:
             seen["seed"] = int(noise_rng.integers(2**31))
         actions, request = _ask(policy, seen, table, replan_every)

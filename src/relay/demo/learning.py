@@ -55,9 +55,9 @@ class Batch:
 class Learner(nn.Module):
     """The policy network with the auxiliary heads."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Pi0 | None = None) -> None:
         super().__init__()
-        self.policy = Pi0(DEMO)
+        self.policy = Pi0(DEMO) if policy is None else policy
         width = DEMO.language.width
         self.cell_head = nn.Linear(width, OBJECTS)
         self.offset_head = nn.Linear(width, 2 * OBJECTS)

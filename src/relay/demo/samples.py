@@ -16,7 +16,7 @@ from PIL import Image
 from relay.demo.drawing import CAMERAS, IMAGE_SIZE, object_pixels, render_all
 from relay.demo.expert import expert_command
 from relay.demo.robot import ACTION_HORIZON, commands_to_chunk, robot_state, state_to_model, task_prompt
-from relay.demo.tabletop import CUBES, LOWEST_TOOL_M, PLATES, Command, Tabletop, joints_for, tool_position
+from relay.demo.tabletop import CUBES, LOWEST_TOOL_M, PLATES, ROBOTS, Command, Tabletop, joints_for, tool_position
 
 PATCH = 28
 GRID = IMAGE_SIZE // PATCH  # patches along a side
@@ -61,9 +61,9 @@ class Sample:
     cube: int
 
 
-def sample_stream(rng: np.random.Generator) -> Iterator[Sample]:
-    """Endless samples from episodes in which the expert is disturbed now and then."""
-    table = Tabletop(rng)
+def sample_stream(rng: np.random.Generator, robot: str = ROBOTS[0]) -> Iterator[Sample]:
+    """Endless samples from episodes of one of the robots, in which the expert is disturbed now and then."""
+    table = Tabletop(rng, robot)
     while True:
         table.reset()
         if rng.random() < START_CLOSED_PROBABILITY:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TypeAlias
 
 import numpy as np
@@ -23,6 +24,9 @@ Command: TypeAlias = "tuple[float, float, float, float]"
 
 CONTROL_HZ = 10.0
 MAX_STEPS = 120  # 12 s an episode
+
+ROBOTS = ("front", "cross")
+"""Robots, alike but for where their base camera stands: in front of the arm, or across the table, behind it."""
 
 CUBES = ("red", "green", "blue")
 PLATES = ("yellow", "purple")
@@ -52,6 +56,13 @@ SUCCESS_RADIUS_M = 0.045
 class Tabletop:
     """One robot at its table, with a task; the same generator state gives the same episode to the bit.
 
+    Args:
+        rng: everything random is drawn from it.
+        robot: one of `ROBOTS`; scenes, tasks and movements don't depend on it.
+
+    Raises:
+        ValueError: for another robot; the message holds the nearest.
+
     Attributes:
         plates: centre (x, y) of each plate, by colour.
         cubes: x, y and underside height of each cube, by colour.
@@ -62,10 +73,11 @@ class Tabletop:
         steps: steps taken since the reset.
     """
 
-    __slots__ = ("_rng", "cube", "cubes", "held", "joints", "opening", "plate", "plates", "steps")
+    __slots__ = ("_rng", "cube", "cubes", "held", "joints", "opening", "plate", "plates", "robot", "steps")
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, robot: str = ROBOTS[0]) -> None:
         self._rng = rng
+        self.robot = known_robot(robot)
         self.reset()
 
     def reset(self) -> None:
@@ -134,6 +146,18 @@ class Tabletop:
             cube_x, cube_y, _ = self.cubes[self.held]
             self.cubes[self.held] = (cube_x, cube_y, 0.0)
             self.held = None
+
+
+def known_robot(name: str) -> str:
+    """The name, if it is one of `ROBOTS`.
+
+    Raises:
+        ValueError: if it isn't; the message holds the nearest.
+    """
+    if name not in ROBOTS:
+        nearest = get_close_matches(name, ROBOTS, n=1, cutoff=0.0)[0]
+        raise ValueError(f"robot {name!r} is not known; the nearest is {nearest!r}, known are {', '.join(ROBOTS)}")
+    return name
 
 
 def tool_position(joints: Sequence[float]) -> Point:

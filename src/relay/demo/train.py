@@ -1,13 +1,17 @@
 """Train the demo policy from nothing on a CPU: `python -m relay.demo.train --output DIR`.
 
-The output folder becomes a checkpoint that `relay serve demo --checkpoint DIR` takes. A run saves its state every few
-minutes and goes on from it when started again with the same folder. Needs the `demo` extra.
+The output folder becomes a checkpoint that `relay serve demo --checkpoint DIR` takes. With `--adapter` the shipped
+policy stays as it is and gets a LoRA adapter for the second robot instead, in a folder that `relay serve demo --adapter
+NAME=DIR` takes. A run saves its state every few minutes and goes on from it when started again with the same folder.
+Needs the `demo` extra.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,16 +22,20 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from relay.demo.adapter_learning import AdapterLearner
 from relay.demo.learning import Batch, Learner, initialize, total_loss
 from relay.demo.samples import Sample, sample_stream
+from relay.demo.tabletop import ROBOTS, known_robot
 from relay.demo.vocabulary import write_tokenizer
+from relay.engine.weights import SafetensorsSource
 from relay.models.pi0.config import DEMO
 from relay.models.pi0.tokenizer import PromptTokenizer, load_vocabulary
-from relay.models.pi0.weights import save_weights
+from relay.models.pi0.weights import load_weights, save_weights
 
+SHIPPED = Path(str(files("relay.demo").joinpath("weights")))
 SAVE_EVERY_S = 300.0
 REPORT_EVERY = 50
 
@@ -37,6 +45,8 @@ class Recipe:
     """Every number of the training run.
 
     Attributes:
+        adapter: train a LoRA adapter of the shipped policy; other numbers then have other defaults.
+        robot: whose camera the samples are seen from.
         observations: how many observations are trained on in all; it sets the learning-rate schedule.
         batch: observations per step.
         draws: noise and time draws per observation; they share its prefix. The first is at the time of pure noise.
@@ -48,6 +58,8 @@ class Recipe:
     """
 
     output: Path = Path("relay-demo-training")
+    adapter: bool = False
+    robot: str = ROBOTS[0]
     observations: int = 90_000
     batch: int = 64
     draws: int = 4
@@ -61,24 +73,26 @@ class Recipe:
     threads: int = 2
 
 
+ADAPTER_RECIPE = Recipe(output=Path("relay-demo-adapter"), adapter=True, robot="cross", observations=24_000, threads=1)
+"""The defaults with `--adapter`."""
+
+
 def train(recipe: Recipe) -> None:
-    """Run or resume the recipe; leaves the checkpoint in `recipe.output`."""
+    """Run or resume the recipe; leaves the checkpoint, or the adapter, in `recipe.output`."""
+    known_robot(recipe.robot)
     torch.set_num_threads(recipe.threads)
     recipe.output.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(recipe.output / "tokenizer.json")
     torch.manual_seed(recipe.seed)
-    learner = Learner()
-    initialize(learner, torch.Generator().manual_seed(recipe.seed))
-    run = Run(recipe, learner)
+    run = Run(recipe, new_adapter(recipe) if recipe.adapter else new_policy(recipe))
     run.resume()
-    print(f"{sum(p.numel() for p in learner.policy.parameters()):,} parameters, {run.total_steps} steps", flush=True)
+    print(f"{run.trained:,} parameters to train, {run.total_steps} steps", flush=True)
 
     batches = Batches(recipe, seed=recipe.seed + run.step)
     losses: list[Tensor] = []
     last_save = time.monotonic()
     while run.step < run.total_steps:
         run.set_learning_rate()
-        parts = learner(next(batches))
+        parts = run.learner(next(batches))
         total_loss(*parts).backward()
         run.update()
         losses.append(torch.stack(parts).detach())
@@ -97,20 +111,40 @@ def train(recipe: Recipe) -> None:
     print(f"trained {run.step * recipe.batch:,} observations in {run.seconds() / 60:.1f} minutes", flush=True)
 
 
+def new_policy(recipe: Recipe) -> Learner:
+    """A policy that knows nothing, and its tokenizer in the output folder."""
+    write_tokenizer(recipe.output / "tokenizer.json")
+    learner = Learner()
+    initialize(learner, torch.Generator().manual_seed(recipe.seed))
+    return learner
+
+
+def new_adapter(recipe: Recipe) -> AdapterLearner:
+    """The shipped policy with an adapter that changes nothing yet."""
+    weights = SafetensorsSource(SHIPPED / "model.safetensors")
+    policy = load_weights(DEMO, weights, torch.device("cpu"), torch.float32, lambda phase, share: None)
+    return AdapterLearner(policy, torch.Generator().manual_seed(recipe.seed))
+
+
 class Run:
     """Weights, optimizer, averaged weights and clock of one run, and their copy on disk."""
 
-    def __init__(self, recipe: Recipe, learner: Learner) -> None:
+    def __init__(self, recipe: Recipe, learner: Learner | AdapterLearner) -> None:
         self.recipe, self.learner = recipe, learner
         self.total_steps = recipe.observations // recipe.batch
         self.step = 0
         self._state_file = recipe.output / "training.pt"
         self._seconds_before, self._started = 0.0, time.monotonic()
-        self._parameters = list(learner.parameters())
+        self._parameters = _trained(learner)
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
         )
         self._average = [p.detach().clone() for p in self._parameters]
+
+    @property
+    def trained(self) -> int:
+        """How many numbers are trained, those of the auxiliary heads included."""
+        return sum(parameter.numel() for parameter in self._parameters)
 
     def seconds(self) -> float:
         """Training time so far, earlier parts of a resumed run included."""
@@ -136,7 +170,7 @@ class Run:
                 average.lerp_(parameter, 1 - decay)
 
     def save(self) -> None:
-        """Write the resumable state and the checkpoint of the averaged weights."""
+        """Write the resumable state, and the checkpoint or the adapter with the averaged weights."""
         state = {
             "step": self.step,
             "seconds": self.seconds(),
@@ -147,7 +181,11 @@ class Run:
         unfinished = self._state_file.with_suffix(".part")
         torch.save(state, unfinished)
         unfinished.replace(self._state_file)
-        export(self.averaged(), self.recipe.output)
+        averaged = self.averaged()
+        if isinstance(averaged, AdapterLearner):
+            averaged.save(self.recipe.output)
+        else:
+            export(averaged, self.recipe.output)
         record = {name: value for name, value in asdict(self.recipe).items() if name != "output"}
         record |= {"step": self.step, "minutes": round(self.seconds() / 60, 2), "torch": torch.__version__}
         (self.recipe.output / "training.json").write_text(json.dumps(record, indent=2) + "\n")
@@ -163,13 +201,17 @@ class Run:
         self.step, self._seconds_before = state["step"], state["seconds"]
         print(f"resuming at step {self.step}", flush=True)
 
-    def averaged(self) -> Learner:
-        """A copy of the network that holds the averaged weights."""
-        copy = Learner()
+    def averaged(self) -> Learner | AdapterLearner:
+        """A copy of what is trained that holds the averaged weights."""
+        averaged = copy.deepcopy(self.learner)
         with torch.no_grad():
-            for target, value in zip(copy.parameters(), self._average, strict=True):
+            for target, value in zip(_trained(averaged), self._average, strict=True):
                 target.copy_(value)
-        return copy
+        return averaged
+
+
+def _trained(learner: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in learner.parameters() if parameter.requires_grad]
 
 
 def export(learner: Learner, folder: Path) -> None:
@@ -188,8 +230,7 @@ def export(learner: Learner, folder: Path) -> None:
         "num_steps": DEMO.num_steps,
     }
     (folder / "relay.json").write_text(json.dumps(relay_json, indent=2) + "\n")
-    stats = files("relay.demo").joinpath("weights").joinpath("norm_stats.json").read_text("utf-8")
-    (folder / "norm_stats.json").write_text(stats)
+    (folder / "norm_stats.json").write_text((SHIPPED / "norm_stats.json").read_text("utf-8"))
 
 
 class Batches:
@@ -199,10 +240,9 @@ class Batches:
         self.recipe = recipe
         self.generated = 0
         self._rng = np.random.default_rng([seed, 1])
-        self._tokenizer = PromptTokenizer(
-            load_vocabulary(recipe.output / "tokenizer.json"), DEMO.max_token_len, DEMO.state_in_prompt
-        )
-        loader = DataLoader(SampleSet(seed), batch_size=None, num_workers=1, prefetch_factor=128)
+        vocabulary = load_vocabulary((SHIPPED if recipe.adapter else recipe.output) / "tokenizer.json")
+        self._tokenizer = PromptTokenizer(vocabulary, DEMO.max_token_len, DEMO.state_in_prompt)
+        loader = DataLoader(SampleSet(seed, recipe.robot), batch_size=None, num_workers=1, prefetch_factor=128)
         self._stream = iter(loader)
         self._buffer: list[tuple[Tensor, ...]] = []
         self._prompt_length: int | None = None
@@ -244,20 +284,21 @@ class Batches:
 
 
 class SampleSet(IterableDataset[Sample]):
-    """The endless sample stream, for the loader's process."""
+    """The endless sample stream of a robot, for the loader's process."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, robot: str) -> None:
+        self._seed, self._robot = seed, robot
 
     def __iter__(self) -> Iterator[Sample]:
-        return sample_stream(np.random.default_rng(self._seed))
+        return sample_stream(np.random.default_rng(self._seed), self._robot)
 
 
 def main() -> None:
-    """Command line: every field of `Recipe` is an option."""
+    """Command line: every field of `Recipe` is an option, and `--adapter` chooses the defaults of the others."""
     import tyro
 
-    train(tyro.cli(Recipe, description=__doc__))
+    default = ADAPTER_RECIPE if "--adapter" in sys.argv[1:] else Recipe()
+    train(tyro.cli(Recipe, default=default, description=__doc__))
 
 
 if __name__ == "__main__":

@@ -88,16 +88,23 @@ class Normalization:
 
     def normalize_state(self, state: NDArray[Any]) -> NDArray[np.float64]:
         """A state `(n,)` in the robot's units as the model was trained on it; never clipped."""
-        if self.kind == "none":
-            return np.asarray(state, np.float64)
-        first, second = self.state.pair(self.kind)
+        return self._normalize(state, self.state, self.kind)
+
+    def normalize_actions(self, actions: NDArray[Any]) -> NDArray[np.float64]:
+        """Actions `(n, real width)` in the robot's units as the model would give them; never clipped."""
+        return self._normalize(actions, self.actions, self.actions_kind or self.kind)
+
+    def _normalize(self, values: NDArray[Any], statistics: Statistics, kind: Kind) -> NDArray[np.float64]:
+        if kind == "none":
+            return np.asarray(values, np.float64)
+        first, second = statistics.pair(kind)
         if self.style == "openpi":
-            x = np.asarray(state, np.float64)
-            if self.kind == "z_score":
+            x = np.asarray(values, np.float64)
+            if kind == "z_score":
                 return (x - first) / (second + _OPENPI_EPSILON)
             return (x - first) / (second - first + _OPENPI_EPSILON) * 2.0 - 1.0
-        x, first, second = (np.asarray(value, np.float32) for value in (state, first, second))
-        if self.kind == "z_score":
+        x, first, second = (np.asarray(value, np.float32) for value in (values, first, second))
+        if kind == "z_score":
             return ((x - first) / (second + np.float32(_LEROBOT_EPSILON))).astype(np.float64)
         return (np.float32(2) * (x - first) / _lerobot_width(first, second) - np.float32(1)).astype(np.float64)
 

@@ -5,6 +5,7 @@ A family is a package with `engine.load` and `report.inspect`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.resources import files
@@ -45,6 +46,8 @@ def load(
     graphs: str = "auto",
     compile: bool = False,
     decode: str = "auto",
+    rtc_schedule: str = "linear",
+    rtc_max_guidance_weight: float = 10.0,
     progress: Progress = lambda phase, share: None,
 ) -> Engine:
     """Load a policy by its model name.
@@ -63,6 +66,7 @@ def load(
         graphs: `auto` prepares fixed shapes as CUDA graphs on a GPU; `off`.
         compile: with graphs, whether small functions are compiled.
         decode: of JPEG frames: `auto`, `cpu` or `gpu`.
+        rtc_schedule, rtc_max_guidance_weight: how real-time chunking guides; see `engine/chunking.py`.
 
     Raises:
         UnknownModel: with the known names.
@@ -84,6 +88,8 @@ def load(
         graphs=graphs,
         compile=compile,
         decode=decode,
+        rtc_schedule=rtc_schedule,
+        rtc_max_guidance_weight=rtc_max_guidance_weight,
         progress=progress,
     )
 
@@ -131,6 +137,14 @@ def checkpoint_folder(name: str, checkpoint: Path | None) -> Path:
     if not checkpoint.is_dir():
         raise ValueError(f"checkpoint {checkpoint} is not a folder")
     return checkpoint
+
+
+def built_in_adapters(name: str, checkpoint: Path | None) -> Mapping[str, Path]:
+    """Folders of the LoRA adapters that come with a model, by name; none for a checkpoint of one's own."""
+    if name != "demo" or checkpoint is not None:
+        return {}
+    configs = sorted(checkpoint_folder(name, None).glob("adapters/*/adapter_config.json"))
+    return {config.parent.name: config.parent for config in configs}
 
 
 def _known(name: str) -> str:

@@ -105,6 +105,7 @@ _MAX_PNG_CHUNKS: Final = 16_384
 
 def _jpeg_header(data: bytes) -> ImageHeader:
     header: ImageHeader | None = None
+    progressive = False
     segments = _jpeg_segments(data)
     for marker, start, _ in segments:
         if marker == 0xE2 and data[start + 4 : start + 8] == b"MPF\0":
@@ -121,11 +122,12 @@ def _jpeg_header(data: bytes) -> ImageHeader:
         if channels not in (1, 3):
             raise _Refused(f"is a JPEG file of {channels} channels; expected RGB or grey")
         header = ImageHeader("JPEG", _big(data, start + 7, 2), _big(data, start + 5, 2), channels)
+        progressive = marker == 0xC2
     if header is None:
         raise _Refused("is a damaged JPEG file: it has no frame header before the first scan")
-    # To find that the first scan is the last takes half the time of counting. One scan is bounded by the limit on the
-    # sides, which has its own words.
-    scans = 1 if data.rfind(_JPEG_SCAN) == segments[-1][1] else data.count(_JPEG_SCAN)
+    # A first scan with all channels is all of a file that is not progressive: decoders read no further one.
+    whole = not progressive and data[segments[-1][1] + 4] == header.channels
+    scans = 1 if whole else data.count(_JPEG_SCAN)
     # One scan is bounded by the limit on the sides, which has its own words.
     if scans > _MAX_JPEG_SCANS or (scans > 1 and scans * header.width * header.height > _MAX_JPEG_SCAN_PIXELS):
         raise _Refused(f"is a JPEG file of {scans} scans over {header.width}x{header.height} pixels: too many")

@@ -84,6 +84,9 @@ OPTION_KEYS: Final = (
 )
 """Every key of a request that is an option and no part of what the robot sees."""
 
+CHUNKING_KEYS: Final = ("prev_actions", "inference_delay", "execution_horizon")
+"""Those of real-time chunking: all three or none."""
+
 _OPTION_KEYS: Final = frozenset(OPTION_KEYS)
 
 _NONE: Final = Options()
@@ -198,23 +201,21 @@ _NUMBERS: Final[tuple[Any, ...]] = (int, float, np.integer, np.floating)
 def _take_chunking(
     observation: dict[str, Any],
 ) -> tuple[NDArray[np.float32] | None, int | None, int | None]:
-    given = {name: observation.get(name) is not None for name in _CHUNKING}
+    given = {name: observation.get(name) is not None for name in CHUNKING_KEYS}
+    together = ", ".join(CHUNKING_KEYS)
     if any(given.values()) and not all(given.values()):
         missing = ", ".join(name for name, is_given in given.items() if not is_given)
-        raise ObservationError(f"{missing} missing; real-time chunking takes all of {', '.join(_CHUNKING)}, or none")
+        raise ObservationError(f"{missing} missing; real-time chunking takes all of {together}, or none")
     prev_actions = _take_array(observation, "prev_actions", "(n, action_dim)")
     if prev_actions is not None and len(prev_actions) == 0:
         raise ObservationError(
-            f"prev_actions has no rows; when nothing is left of the previous chunk, leave out {', '.join(_CHUNKING)}"
+            f"prev_actions has no rows; when nothing is left of the previous chunk, leave out {together}"
         )
     return (
         prev_actions,
         _take_count(observation, "inference_delay", least=0),
         _take_count(observation, "execution_horizon", least=1),
     )
-
-
-_CHUNKING: Final = ("prev_actions", "inference_delay", "execution_horizon")
 
 
 def _take_count(observation: dict[str, Any], name: str, least: int) -> int | None:

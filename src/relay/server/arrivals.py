@@ -39,7 +39,8 @@ MAX_FRAGMENTS = 4096
 """Pieces of one message; newer releases of `websockets` have the same bound, older ones none."""
 
 SLICE_BYTES = 16 * 1024
-"""What is looked at in one go. 256 KiB of bare frames, as they come from the socket, would take half a second."""
+"""What is looked at in one go, besides the frame that is on its way. 256 KiB of bare frames, as they come from the
+socket, would take half a second."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +71,13 @@ class PacedConnection(ServerConnection):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the network."""
-        for start in range(0, len(data), SLICE_BYTES):
-            super().data_received(data[start : start + SLICE_BYTES])
+        rest = memoryview(data)
+        while rest:
+            end = max(SLICE_BYTES, self._lacking)
+            super().data_received(rest[:end])  # pyright: ignore[reportArgumentType]
             if self.transport.is_closing():
                 return
+            rest = rest[end:]
         if not self._fragments and not self._is_within_frame():
             self._arriving = False
             return
@@ -115,14 +119,23 @@ class PacedConnection(ServerConnection):
             self._drop(f"more than {CONTROLS_PER_S} pings and pongs a second")
 
     def _is_within_frame(self) -> bool:
-        """Whether the parser waits for more of a frame; what it has of one is not always in the reader's buffer.
+        """Whether the parser waits for more of a frame; what it has of one is not always in the reader's buffer."""
+        return self._parsing().__name__ == "read_exact"
 
-        Its innermost generator tells: `read_exact` waits for the rest of a frame, `at_eof` for a frame to begin.
-        """
+    @property
+    def _lacking(self) -> int:
+        """Bytes of the frame on its way that have not come yet, as far as it has told its length; 0 without one."""
+        step = self._parsing()
+        if step.__name__ != "read_exact":
+            return 0
+        return step.gi_frame.f_locals["n"] - len(self.protocol.reader.buffer)
+
+    def _parsing(self) -> Any:
+        """The parser's innermost generator: `read_exact` waits for the rest of a frame, `at_eof` for one to begin."""
         step: Any = self.protocol.parser
         while step.gi_yieldfrom is not None:
             step = step.gi_yieldfrom
-        return step.__name__ == "read_exact"
+        return step
 
     def _drop(self, why: str) -> None:
         logger.info("%s is dropped: %s", self.remote_address, why)

@@ -61,20 +61,20 @@ async def serve_connection(
         FailureLog(peer_name(websocket)),
     )
     metrics.open_sessions.add(client.sessions)
-    client.start(_greet(client, worker))
-    reader = asyncio.create_task(_receive(client))
-    closed = asyncio.create_task(websocket.wait_closed())  # a reader that waits for room would not notice
+    client.answering = client.start(_greet(client, worker))
+    client.listen()
+    closed = asyncio.create_task(websocket.wait_closed())  # a listener that waits for room would not notice
     watchers = [closed, asyncio.create_task(keep_alive(websocket)), asyncio.create_task(drop_when_gone(websocket))]
     if dialect.idle_timeout:
         watchers.append(asyncio.create_task(close_when_idle(websocket, client.quiet, dialect.idle_timeout)))
     try:
-        await asyncio.wait({reader, client.over, closed, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({client.over, closed, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             if worker.engine is not None:
-                await _finish(client, reader, closed)
+                await _finish(client, closed)
             await websocket.close(stopping.result().code, stopping.result().reason)
     finally:
-        tasks = [reader, *watchers, *client.turns]
+        tasks = [*watchers, *client.turns]
         await _cancel(tasks)
         client.sessions.clear()
         metrics.open_sessions.discard(client.sessions)
@@ -100,8 +100,10 @@ class _Client:
 
     Attributes:
         room: for the requests that it may have outstanding.
-        turns: the greeting and the requests in flight; each returns whether the conversation goes on, and waits for
-            the `last` one before it sends, so that replies keep the order of the requests.
+        turns: the greeting, the requests in flight and the one to come; each returns whether the conversation goes on.
+        answering: the last one that has its message. The next one waits for it before it sends, so that replies keep
+            the order of the requests.
+        listening: the one that waits for a message.
         over: set when one of them ended the conversation.
         prev_total_ms: what the previous reply took, from the arrival of its request until it was sent.
     """
@@ -117,15 +119,31 @@ class _Client:
     quiet: QuietTime = field(default_factory=QuietTime)
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OUTSTANDING_REQUESTS))
     turns: set[asyncio.Task[bool]] = field(default_factory=lambda: set[asyncio.Task[bool]]())
-    last: asyncio.Task[bool] | None = None
+    answering: asyncio.Task[bool] = field(init=False)
+    listening: asyncio.Task[bool] = field(init=False)
     over: asyncio.Future[None] = field(default_factory=_new_over)
     prev_total_ms: float | None = None
 
-    def start(self, turn: Coroutine[Any, Any, bool]) -> None:
-        """Begin a turn; all up to its first `await` happens in the order of the calls."""
-        self.last = asyncio.create_task(turn)
-        self.turns.add(self.last)
-        self.last.add_done_callback(self._ended)
+    def start(self, turn: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
+        task = asyncio.create_task(turn)
+        self.turns.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def listen(self) -> None:
+        """Begin the turn of the next message."""
+        self.listening = self.start(_take_turn(self, self.answering))
+
+    async def stop_listening(self) -> None:
+        self.listening.remove_done_callback(self._ended)
+        await _cancel([self.listening])
+
+    def heard(self, message: str | bytes) -> None:
+        """The listening turn has its message; from now on the next one listens."""
+        self.quiet.owe()
+        self.metrics.received_bytes += len(message)
+        self.answering = self.listening
+        self.listen()
 
     def _ended(self, turn: asyncio.Task[bool]) -> None:
         if _goes_on(turn):
@@ -141,24 +159,22 @@ async def _greet(client: _Client, worker: Worker) -> bool:
     return True
 
 
-async def _receive(client: _Client) -> None:
-    """Start a turn for every message; stop reading while as many are outstanding as a connection may have."""
-    while True:
-        await client.room.acquire()
-        message = await client.websocket.recv()
-        client.quiet.owe()
-        client.metrics.received_bytes += len(message)
-        client.start(_take_turn(message, perf_counter(), client.last, client))
+async def _take_turn(client: _Client, before: asyncio.Task[bool]) -> bool:
+    """Wait for a message and answer it, once the one before it is answered; False when the connection is over.
 
-
-async def _take_turn(message: str | bytes, arrived: float, before: asyncio.Task[bool] | None, client: _Client) -> bool:
-    """Answer one message, and send the answer once the one before it is out; False when the connection is over."""
+    While as many are outstanding as a connection may have, nothing is read. A message is worked on as soon as it is
+    there: up to its first `await`, in the order of the messages.
+    """
+    await client.room.acquire()
+    message = await client.websocket.recv()
+    arrived = perf_counter()
+    client.heard(message)
     outcome: Outcome = "dropped"
     try:
         answered = await _answer_or_error(message, client)
-        if before is not None and not before.done():
+        if not before.done():
             await asyncio.wait({before})
-        if before is not None and not _goes_on(before):
+        if not _goes_on(before):
             return False
         sending = perf_counter()
         frame, close, ended = _encoded(answered, client)
@@ -229,12 +245,11 @@ async def _answer(message: str | bytes, client: _Client) -> Reply | Reset:
             return Reply(request, answer, notes, parse_ms, infer_ms)
 
 
-async def _finish(client: _Client, reader: asyncio.Task[None], closed: asyncio.Task[None]) -> None:
+async def _finish(client: _Client, closed: asyncio.Task[None]) -> None:
     """Take what is on its way, answer all that was taken; give up when the connection is closed under it."""
-    await asyncio.wait({reader, client.over, closed}, timeout=LAST_CALL_S, return_when=asyncio.FIRST_COMPLETED)
-    await _cancel([reader])
-    assert client.last is not None  # the greeting, if nothing else
-    await asyncio.wait({client.last, client.over, closed}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({client.over, closed}, timeout=LAST_CALL_S, return_when=asyncio.FIRST_COMPLETED)
+    await client.stop_listening()
+    await asyncio.wait({client.answering, client.over, closed}, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

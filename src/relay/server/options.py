@@ -15,6 +15,9 @@ from relay.protocol.wording import clipped, quoted
 SERVER_OPTIONS = frozenset({"deadline_ms"})
 """Options that the server itself answers for, whatever the engine."""
 
+_WIRE_NAMES = {"adapter": "adapter_dir"}
+"""What a request calls an option, where that differs from the field of `Options`."""
+
 _OPTIONS = tuple(option.name for option in fields(Options))
 
 
@@ -49,6 +52,11 @@ def admit(
     if default_seed is not None and options.seed is None and options.noise is None and "seed" in known:
         return replace(options, seed=default_seed)
     return options
+
+
+def option_keys(spec: PolicySpec) -> str:
+    """The request keys of all options that a policy honours, for the header `Relay-Options`."""
+    return ", ".join(sorted(_WIRE_NAMES.get(name, name) for name in spec.supported_options | SERVER_OPTIONS))
 
 
 def unknown_adapter(name: str, held: Sequence[str], *, named: bool) -> ObservationError:

@@ -101,11 +101,11 @@ class Scheduler:
             raise ServerFull(f"the server is full: {self._held} requests are waiting; try again in a moment")
         self._held += 1
         try:
+            engine = await self._worker.ready()
+            if not _remembers(engine):
+                return await self._answer(engine, request, None, client, notes_travel)
             async with session.turn:
-                engine = await self._worker.ready()
-                if _remembers(engine):
-                    return await self._remember(engine, request, session, client, notes_travel)
-            return await self._answer(engine, request, None, client, notes_travel)
+                return await self._remember(engine, request, session, client, notes_travel)
         finally:
             self._held -= 1
 
@@ -192,7 +192,7 @@ class Scheduler:
         """Give the worker its next batch, if it has none."""
         self._feeding = False
         engine = self._worker.engine
-        if self._running or engine is None:
+        if self._running or engine is None or not self._line:
             return
         now = perf_counter()
         for expired in self._line.take_expired(now):

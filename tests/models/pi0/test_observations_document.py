@@ -16,6 +16,7 @@ from relay.client.exchange import LastCall
 from relay.engine.base import PolicySpec
 from relay.engine.normalization import Normalization, Statistics
 from relay.models.pi0.config import DEMO
+from relay.models.pi0.engine import OPTIONS as HONOURED
 from relay.models.pi0.tokenizer import PromptTokenizer, load_vocabulary
 from relay.models.pi0.transforms import Pi0Prepared, prepare
 from relay.protocol.errors import ObservationError
@@ -115,7 +116,7 @@ def test_every_option_is_in_the_table() -> None:
     [(name, row[-1]) for row in rows("Request options") for name in names(row[0]) if name in OPTIONS],
 )
 def test_the_option_is_honoured_or_refused_as_the_table_says(name: str, today: str) -> None:
-    spec = PolicySpec(model="pi05", cameras=(), state_dim=4, action_horizon=2, action_dim=4, num_steps=10)
+    spec = PolicySpec("pi05", (), 4, action_horizon=2, action_dim=4, num_steps=10, supported_options=HONOURED)
     options = take_options(dict(OPTIONS[name]))
     if today == "refused":
         with pytest.raises(ObservationError, match=r"is not an option of pi05|is not loaded"):

@@ -13,6 +13,7 @@ from tiny import golden, image, tiny_model
 
 from relay.demo.vocabulary import write_tokenizer
 from relay.engine.base import Chunk, Work
+from relay.engine.chunking import Chunking
 from relay.models import registry
 from relay.models.pi0.config import CAMERAS
 from relay.models.pi0.engine import Pi0Engine
@@ -100,6 +101,12 @@ def test_warm_up_reports_progress_up_to_the_end(engine: Pi0Engine) -> None:
     shares: list[float] = []
     engine.warm_up(lambda phase, share: shares.append(share))
     assert shares[-1] == 1.0
+
+
+def test_the_options_of_real_time_chunking_reach_the_engine() -> None:
+    served = registry.load("demo", checkpoint=None, device="cpu", rtc_schedule="exp", rtc_max_guidance_weight=3.0)
+    assert served._chunking == Chunking("exp", 3.0)  # pyright: ignore
+    assert {"prev_actions", "inference_delay", "execution_horizon"} <= served.spec.supported_options
 
 
 def test_options_are_checked_before_the_device(engine: Pi0Engine) -> None:

@@ -13,9 +13,11 @@ from test_pi0_fixed_shapes import MEGABYTE, PLAN, noise, row
 from tiny import tiny_model
 from torch import Tensor
 
+from relay.engine.chunking import Chunking
 from relay.models.pi0.adapters import Pi0Adapter, read_adapter
 from relay.models.pi0.assemble import assemble
 from relay.models.pi0.fixed_shapes import FixedShapes
+from relay.models.pi0.guidance import LeftOver
 from relay.models.pi0.resident import ResidentAdapters
 from relay.models.pi0.self_check import fixed_distance
 from relay.models.pi0.transforms import Pi0Prepared
@@ -77,6 +79,16 @@ def test_each_adapter_alone_gives_what_the_plain_path_gives(setting: Setting) ->
 def test_rows_of_different_steps_keep_their_adapters(setting: Setting) -> None:
     batch = [replace(r, num_steps=2 + i) for i, r in enumerate(rows([setting.held[1], None, setting.held[1]]))]
     assert setting.distance(batch) <= 1e-4
+
+
+def test_rows_with_adapters_and_without_are_guided_alike(setting: Setting) -> None:
+    kept = LeftOver(noise(rows([None]))[0].numpy(), Chunking().weights(2, 6, 10), Chunking())
+    batch = [replace(r, left_over=kept if i != 1 else None) for i, r in enumerate(rows([*setting.held, None]))]
+    assert setting.distance(batch) <= 1e-4
+    alone = torch.cat([setting.plain([r]) for r in batch])
+    actions = setting.sample(batch)
+    assert actions is not None
+    assert float((actions - alone).abs().max() / alone.std()) <= 1e-4
 
 
 def test_what_was_in_the_buffers_changes_nothing(setting: Setting) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from relay.engine.adapter_folders import BASE, AdapterChoice
 from relay.engine.adapter_store import AdapterStore
 from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
+from relay.engine.chunking import Chunking
 from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
 from relay.engine.frames import Decode
@@ -43,7 +44,8 @@ from relay.protocol.messages import Observation, Options
 from relay.protocol.wording import quoted
 
 NO_ADAPTERS = AdapterChoice()
-OPTIONS = frozenset({"num_steps", "seed", "noise"})
+LEROBOTS_CHUNKING = Chunking()
+OPTIONS = frozenset({"num_steps", "seed", "noise", "prev_actions", "inference_delay", "execution_horizon"})
 
 REUSE_BYTES = 64 * 2**20
 """Device memory for the tokens of frames that may come again: 64 frames at full size."""
@@ -67,12 +69,15 @@ def load(
     graphs: str,
     compile: bool,
     decode: str,
+    rtc_schedule: str,
+    rtc_max_guidance_weight: float,
     progress: Progress,
 ) -> Pi0Engine:
     """Load a checkpoint folder and make it ready to warm up."""
     for option, value, choices in (("graphs", graphs, ("auto", "off")), ("decode", decode, DECODERS)):
         if value not in choices:
             raise CheckpointError(f"--{option} must be {' or '.join(choices)}, got {value!r}")
+    chunking = Chunking(cast(Any, rtc_schedule), rtc_max_guidance_weight)
     place = choose_device(device)
     replayed = graphs == "auto" and place.type == "cuda"
     if compile and not replayed:
@@ -112,6 +117,7 @@ def load(
         graphs=replayed,
         compile=compile,
         decode=decode,
+        chunking=chunking,
     )
 
 
@@ -136,6 +142,7 @@ class Pi0Engine:
         compile: with graphs, have the small functions between matrix products compiled.
         decode: what decodes JPEG frames, as in `choose_decoder`.
         reuse_bytes: with graphs, device memory for tokens of frames that may come again; 0 computes everything anew.
+        chunking: how requests are guided that bring what is left of their previous chunk.
 
     Attributes:
         model: the network.
@@ -160,6 +167,7 @@ class Pi0Engine:
         compile: bool = False,
         decode: str = "cpu",
         reuse_bytes: int = REUSE_BYTES,
+        chunking: Chunking = LEROBOTS_CHUNKING,
     ) -> None:
         self.remarks: list[str] = []
         self.unprepared = 0
@@ -175,7 +183,7 @@ class Pi0Engine:
         self._resident = ResidentAdapters(model, lambda: self._adapters.adapters, adapters.memory_bytes)
         self.model, self._tokenizer = model, tokenizer
         self._robot, self._model_units = robot, model_units
-        self._default_prompt = default_prompt
+        self._default_prompt, self._chunking = default_prompt, chunking
         config = model.config
         self.spec = PolicySpec(
             model=name,
@@ -203,6 +211,7 @@ class Pi0Engine:
             default_prompt=self._default_prompt,
             decode=self._decode,
             identify=self.fixed is not None and self._reuse_bytes > 0,
+            chunking=self._chunking,
         )
         name = self._adapters.default if options.adapter is None else options.adapter
         if name == BASE and self._merged:
@@ -219,7 +228,7 @@ class Pi0Engine:
         return replace(prepared, adapter=adapter, notes=(*prepared.notes, *notes))
 
     def batch_key(self, prepared: Pi0Prepared) -> Hashable:
-        """Rows of any number of cameras, prompt length, steps, seeds and adapters share a batch.
+        """Rows of any number of cameras, prompt length, steps, seeds, adapters and left-overs share a batch.
 
         Except with adapters that need a network of their own.
         """

@@ -27,6 +27,7 @@ from relay.engine.reuse import SizedCache
 from relay.engine.staging import Field, Staging, carve, size_of
 from relay.models.pi0.adapters import Pi0Adapter
 from relay.models.pi0.gemma import PLAIN, KeyValueCache, Rotation, compiled
+from relay.models.pi0.guidance import Guidance
 from relay.models.pi0.model import NO_CHANGE, STEP_SIZE_WIDTH, Inputs, NetworkChange, Pi0, Seen
 from relay.models.pi0.prefix import PrefixLayout
 from relay.models.pi0.resident import ResidentAdapters, network_change
@@ -117,6 +118,9 @@ class FixedShapes:
         if not self._bring_adapters(shape, rows):
             return None
         buffers, adapters = self._buffers[shape], [row.adapter for row in rows]
+        # Made before anything is started, because it waits for the device.
+        left_overs, num_steps = [row.left_over for row in rows], [row.num_steps for row in rows]
+        guidance = Guidance.of(left_overs, num_steps, buffers.kept["x"].device, padded=shape.rows)
         adapted_prefix = any(adapter and self._changes_prefix(adapter) for adapter in adapters)
         prefix = self._prefix_key(shape, rows, adapters if adapted_prefix else None)
         known, self._last_prefix = prefix is not None and prefix == self._last_prefix, None
@@ -128,7 +132,7 @@ class FixedShapes:
             self.graphs.replay(("adapted prefix" if adapted_prefix else "prefix", shape))
         self.reused_prefixes += known
         self._last_prefix = prefix
-        actions = self._denoise(shape, buffers, rows)[: len(rows)]
+        actions = self._denoise(shape, buffers, rows, guidance)[: len(rows)]
         return actions.to("cpu", copy=True)  # waits for the device
 
     def forget(self) -> None:
@@ -160,7 +164,9 @@ class FixedShapes:
         parts = ("language.",) if self._model.modulated else ("language.", "expert.", "state_in")
         return any(kind.startswith(parts) for kind in adapter.changes)
 
-    def _denoise(self, shape: Shape, buffers: _Buffers, rows: Sequence[Pi0Prepared]) -> Tensor:
+    def _denoise(
+        self, shape: Shape, buffers: _Buffers, rows: Sequence[Pi0Prepared], guidance: Guidance | None
+    ) -> Tensor:
         x, condition = buffers.kept["x"], buffers.kept["condition"]
         x.copy_(buffers.inputs.noise)
         num_steps, adapters = [row.num_steps for row in rows], [row.adapter for row in rows]
@@ -175,6 +181,8 @@ class FixedShapes:
             else:
                 torch.stack([table.rows[min(step, table.steps)] for table in tables], out=condition)
             self.graphs.replay((part, shape))
+            if guidance is not None:  # outside the graph, so that other batches don't pay for it
+                guidance.draw(x, buffers.kept["moved"], step)
         return x
 
     def _sort_images(self, rows: Sequence[Pi0Prepared]) -> _Pictures:
@@ -266,7 +274,7 @@ class FixedShapes:
     def _run_step(self, buffers: _Buffers, change: NetworkChange) -> None:
         x, rows = buffers.kept["x"], buffers.kept["condition"]
         velocity = self._model.denoise_step(x, self._model.read_condition(rows), *buffers.seen._replace(change=change))
-        x.sub_(self._model.read_step_size(rows) * velocity)
+        x.sub_(torch.mul(self._model.read_step_size(rows), velocity, out=buffers.kept["moved"]))
 
     def _make_buffers(self, shape: Shape) -> _Buffers:
         fields = self._staged_fields(shape)
@@ -308,12 +316,14 @@ class FixedShapes:
         config, dtype = self._model.config, self._model.token_embedding.dtype
         cache = self._model.cache_shape(shape.rows, shape.cameras * config.vision.tokens + shape.prompt)
         table = ((shape.rows, config.action_horizon, 1, config.head_dim), torch.float32)
+        actions = ((shape.rows, config.action_horizon, config.action_dim), torch.float32)
         return {
             "cache": (cache, dtype),
             "bias": ((shape.rows, 1, 1, (cache[3] + 7) // 8 * 8), dtype),
             "cos": table,
             "sin": table,
-            "x": ((shape.rows, config.action_horizon, config.action_dim), torch.float32),
+            "x": actions,
+            "moved": actions,
             "condition": ((shape.rows, self._model.condition_width + STEP_SIZE_WIDTH), torch.float32),
         }
 

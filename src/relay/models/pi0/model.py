@@ -34,6 +34,7 @@ from relay.models.pi0.gemma import (
     normalize,
     rotation,
 )
+from relay.models.pi0.guidance import Guidance
 from relay.models.pi0.prefix import PrefixLayout
 from relay.models.pi0.siglip import VisionTower
 
@@ -60,6 +61,7 @@ class Inputs:
         image_tokens: (n, tokens, width): what the vision tower made of the images, where that is known already.
         change: what the rows' adapters change.
         step_tables: for each row what the expert is told at each step, where adapters change that; else the network's.
+        guidance: what rows keep to of their previous chunks.
     """
 
     images: Tensor
@@ -71,6 +73,7 @@ class Inputs:
     image_tokens: Tensor | None = None
     change: NetworkChange | None = None
     step_tables: Sequence[StepTable] | None = None
+    guidance: Guidance | None = None
 
 
 class Seen(NamedTuple):
@@ -178,9 +181,11 @@ class Pi0(nn.Module):
         rows, prefix = inputs.layout.index.shape
         seen = self.embed_prefix(inputs, self.new_cache(rows, prefix))
         x = inputs.noise
-        for condition, step_size in self.schedule(inputs.num_steps, inputs.step_tables):
-            velocity = self.denoise_step(x, condition, *seen)
-            x = x - step_size * velocity  # the integrator's state is float32 whatever the weights are
+        for step, (condition, step_size) in enumerate(self.schedule(inputs.num_steps, inputs.step_tables)):
+            moved = step_size * self.denoise_step(x, condition, *seen)
+            x = x - moved  # the integrator's state is float32 whatever the weights are
+            if inputs.guidance is not None:
+                inputs.guidance.draw(x, moved, step)
         return x
 
     def new_cache(self, rows: int, prefix: int) -> KeyValueCache:

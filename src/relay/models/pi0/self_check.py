@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relay.engine.chunking import Chunking
 from relay.models.pi0.assemble import assemble
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.fixed_shapes import FixedShapes
+from relay.models.pi0.guidance import LeftOver
 from relay.models.pi0.model import Pi0
 from relay.models.pi0.resident import ResidentAdapters
 from relay.models.pi0.transforms import Pi0Prepared
@@ -21,19 +23,26 @@ a tiny random network's actions in bfloat16 are up to 3e-2 from those in float32
 
 
 def check_batch(config: Pi0Config, count: int, seed: int = 0) -> tuple[list[Pi0Prepared], Tensor]:
-    """Random observations of different cameras, prompt lengths and step counts, and their noise; always the same."""
+    """Random observations, and their noise; always the same.
+
+    They differ in cameras, prompt length and number of steps, and every other row keeps to a previous chunk.
+    """
     random = np.random.default_rng(seed)
     side, most = config.vision.image_size, len(config.cameras)
     rows: list[Pi0Prepared] = []
+    horizon, chunking = config.action_horizon, Chunking()
+    weights = chunking.weights(1, (horizon + 1) // 2, horizon)
     for row in range(count):
         cameras = most - (row + seed) % most
         tokens = random.integers(1, config.vocab_size, max(1, config.max_token_len - 7 * (row + seed) % 32))
+        previous = random.standard_normal((horizon, config.action_dim)).astype(np.float32)
         rows.append(
             Pi0Prepared(
                 images=random.integers(0, 256, (cameras, side, side, 3), np.uint8),
                 tokens=tuple(tokens.tolist()),
                 state=random.standard_normal(config.action_dim).astype(np.float32),
                 num_steps=max(1, config.num_steps - row % 2),
+                left_over=LeftOver(previous, weights, chunking) if (row + seed) % 2 else None,
             )
         )
     noise = random.standard_normal((count, config.action_horizon, config.action_dim)).astype(np.float32)

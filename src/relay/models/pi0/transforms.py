@@ -16,9 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.engine.base import Note
+from relay.engine.chunking import Chunking
 from relay.engine.frames import Decode, read_frame, resize_with_pad
 from relay.models.pi0.adapters import Pi0Adapter
 from relay.models.pi0.config import Pi0Config
+from relay.models.pi0.guidance import LeftOver
+from relay.models.pi0.left_over import read_left_over
 from relay.models.pi0.tokenizer import Prompt, PromptTokenizer
 from relay.models.pi0.units import RobotUnits, to_model_format
 from relay.protocol.errors import ObservationError
@@ -28,6 +31,7 @@ from relay.protocol.messages import Observation, Options
 from relay.protocol.numbers import as_numbers
 
 _KEYS = ("image", "image_mask", "state", "prompt", "tokenized_prompt", "tokenized_prompt_mask")
+LEROBOTS_CHUNKING = Chunking()
 _OTHER_IMAGE_KEYS = ("images", "observation/", "observation.images", "video")
 
 
@@ -45,6 +49,7 @@ class Pi0Prepared:
         notes: what the caller should know.
         ignored: keys of the observation that mean nothing to this policy.
         adapter: the adapter to run it with.
+        left_over: what it keeps to of the previous chunk.
     """
 
     images: NDArray[np.uint8]
@@ -56,6 +61,7 @@ class Pi0Prepared:
     notes: tuple[Note, ...] = ()
     ignored: tuple[str, ...] = ()
     adapter: Pi0Adapter | None = None
+    left_over: LeftOver | None = None
 
 
 def prepare(
@@ -69,6 +75,7 @@ def prepare(
     default_prompt: str | None = None,
     decode: Decode = decode_frame,
     identify: bool = False,
+    chunking: Chunking = LEROBOTS_CHUNKING,
 ) -> Pi0Prepared:
     """Validate and convert one observation.
 
@@ -77,6 +84,7 @@ def prepare(
         model_units: as in `units.to_model_format`.
         decode: what decodes encoded frames.
         identify: take digests of encoded frames, so that the engine can tell which it has seen before.
+        chunking: how a request is guided that brings what is left of its previous chunk.
 
     Raises:
         ObservationError: one sentence naming the field, what came and what is expected.
@@ -102,6 +110,7 @@ def prepare(
         image_ids=_digests(present.values()) if identify else (),
         notes=(*translated.notes, *notes, *prompt.notes),
         ignored=(*translated.ignored, *(key for key in observation if key not in _KEYS)),
+        left_over=read_left_over(options, config, chunking, robot, translated.robot_state),
     )
 
 

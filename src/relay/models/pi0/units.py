@@ -76,6 +76,10 @@ class RobotUnits:
         """
         return self.profile.to_robot(self.normalization.unnormalize_actions(actions), robot_state)
 
+    def from_robot(self, actions: NDArray[np.float32], robot_state: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Actions (n, the robot's width) as the network would give them from this state; `to_robot` is the inverse."""
+        return self.normalization.normalize_actions(self.profile.from_robot(actions, robot_state))
+
     @property
     def contract(self) -> dict[str, Any]:
         """What a client has to know about keys and units: the metadata's `robot`."""
