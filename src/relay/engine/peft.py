@@ -20,7 +20,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 _OWN_PREFIX = "base_model.model."
-_POLICY_PREFIX = "model."  # lerobot adapts its policy object, whose attribute `model` is the network
+_POLICY_PREFIXES = ("model.", "_groot_model.")  # lerobot adapts its policy object; its attribute is the network
 
 _FACTORS = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
@@ -172,7 +172,7 @@ def _untold(config: Mapping[str, Any], modules: Collection[str], linears: Collec
     if target is None or config.get("layers_to_transform") is not None or str(target).lower() == "all-linear":
         return []
     found = {_plain(module) for module in modules}
-    prefix = _POLICY_PREFIX if any(module != _plain(module) for module in modules) else ""
+    prefix = next((p for p in _POLICY_PREFIXES for module in modules if module.startswith(p)), "")
     names = [name.removesuffix(".weight") for name in linears]
     return sorted(
         name
@@ -204,7 +204,8 @@ def _by_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix(_POLICY_PREFIX)
+    prefix = next((prefix for prefix in _POLICY_PREFIXES if name.startswith(prefix)), "")
+    return name.removeprefix(prefix)
 
 
 def _short(value: Any) -> str:
