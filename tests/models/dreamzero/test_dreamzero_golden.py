@@ -6,26 +6,21 @@ import numpy as np
 import pytest
 import torch
 from tiny import SCENARIOS, distance, golden, prompt
-from tiny_model import ask, model
+from tiny_model import ask, model, recorded
 
 from relay.models.dreamzero.memory import SessionMemory
-from relay.models.dreamzero.schedule import FixedSteps
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_actions_and_video_equal_the_references(scenario: str) -> None:
-    memory = SessionMemory()
-    for number in range(len(SCENARIOS[scenario])):
-        steps = FixedSteps(16 if scenario == "full16" else 8)
-        answer = ask(memory, scenario, number, steps=steps, want_video=True)
-        assert distance(answer.actions, f"{scenario}/{number}/action") <= 1e-5, number
-        assert distance(answer.video, f"{scenario}/{number}/video") <= 1e-5, number
-        assert answer.episode.frames + 2 == golden()[f"{scenario}/{number}/next_start_frame"]
+    for number, call in enumerate(recorded(scenario)):
+        assert distance(call.answer.actions, f"{scenario}/{number}/action") <= 1e-5, number
+        assert distance(call.answer.video, f"{scenario}/{number}/video") <= 1e-5, number
+        assert call.answer.episode.frames + 2 == golden()[f"{scenario}/{number}/next_start_frame"]
 
 
 def test_encoders_equal_the_references() -> None:
-    memory = SessionMemory()
-    episode = ask(memory, "base", 0).episode
+    episode = recorded("base")[0].answer.episode
     assert distance(episode.first, "base/0/y") <= 1e-5
     assert distance(episode.image[:, ::32, ::64], "base/0/clip") <= 1e-5
     embedded = model().network.text(torch.tensor(prompt("A")))
@@ -34,6 +29,6 @@ def test_encoders_equal_the_references() -> None:
 
 
 def test_leaving_out_the_last_guidance_changes_no_actions() -> None:
-    shorter, longer = (ask(SessionMemory(), "base", 0, want_video=video) for video in (False, True))
+    shorter, longer = ask(SessionMemory(), "base", 0), recorded("base")[0].answer
     assert (shorter.actions - longer.actions).norm() <= 1e-5 * longer.actions.norm()
     assert (shorter.video - longer.video).norm() > 1e-3 * longer.video.norm()

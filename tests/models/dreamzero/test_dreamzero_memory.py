@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from tiny import SCENARIOS
-from tiny_model import ask, model, noise, seen
-from torch import Tensor
+from tiny_model import ask, model, noise, recorded, seen, session_before
 
 from relay.models.dreamzero.memory import SessionMemory
 from relay.models.dreamzero.schedule import FixedSteps
@@ -16,42 +13,37 @@ from relay.models.dreamzero.schedule import FixedSteps
 CALLS = len(SCENARIOS["base"])
 
 
-@cache
-def alone(scenario: str) -> list[Tensor]:
-    memory = SessionMemory()
-    return [ask(memory, scenario, number).actions for number in range(len(SCENARIOS[scenario]))]
+def check(memory: SessionMemory, scenario: str, number: int) -> None:
+    """The next call answers, to the bit, as it does in a session that nothing happened to."""
+    answer = ask(memory, scenario, number, want_video=True)
+    undisturbed = recorded(scenario)[number].answer
+    assert torch.equal(answer.actions, undisturbed.actions), number
+    assert torch.equal(answer.video, undisturbed.video), number
 
 
 def test_two_interleaved_sessions_equal_two_separate_ones_to_the_bit() -> None:
     memories = {"base": SessionMemory(), "relang": SessionMemory()}
-    answers: dict[str, list[Tensor]] = {"base": [], "relang": []}
     for number in range(CALLS):
         for scenario, memory in memories.items():
             if number < len(SCENARIOS[scenario]):
-                answers[scenario].append(ask(memory, scenario, number).actions)
-    for scenario, actions in answers.items():
-        for ours, separate in zip(actions, alone(scenario), strict=True):
-            assert torch.equal(ours, separate)
+                check(memory, scenario, number)
 
 
 @pytest.mark.parametrize("before", [{1, 2, 3, 4, 5}, {2}, {4}])
 def test_a_session_set_aside_before_any_call_answers_as_if_it_had_not_been(before: set[int]) -> None:
-    memory, actions = SessionMemory(), []
-    for number in range(CALLS):
+    memory = session_before("base", min(before))
+    for number in range(min(before), CALLS):
         if number in before:
             snapshot = memory.evict()
             assert memory.keys is None
             assert snapshot is not None
             memory = SessionMemory()
             memory.restore(snapshot)
-        actions.append(ask(memory, "base", number).actions)
-    assert all(torch.equal(ours, never) for ours, never in zip(actions, alone("base"), strict=True))
+        check(memory, "base", number)
 
 
 def test_what_is_kept_of_a_session_set_aside_is_small() -> None:
-    memory = SessionMemory()
-    for number in range(3):
-        ask(memory, "base", number)
+    memory = session_before("base", 3)
     whole = memory.nbytes
     memory.evict()
     assert memory.nbytes < whole / 3  # the image features, which are of full size here
@@ -73,21 +65,17 @@ class Fails:
 
 @pytest.mark.parametrize(("before", "at"), [(0, 0), (2, 3), (3, 0), (4, 3)])
 def test_a_call_that_failed_leaves_the_session_as_it_was(before: int, at: int) -> None:
-    memory, actions = SessionMemory(), []
-    for number in range(CALLS):
-        if number == before:
-            with pytest.raises(RuntimeError):
-                model().infer(memory, seen("relang", min(number, 3)), noise(), Fails(at))
-        actions.append(ask(memory, "base", number).actions)
-    assert all(torch.equal(ours, never) for ours, never in zip(actions, alone("base"), strict=True))
+    memory = session_before("base", before)
+    with pytest.raises(RuntimeError):
+        model().infer(memory, seen("relang", min(before, 3)), noise(), Fails(at))
+    for number in range(before, CALLS):
+        check(memory, "base", number)
 
 
 def test_observed_latents_differ_from_call_to_call_when_the_frames_do() -> None:
-    memory = SessionMemory()
-    for number in range(4):
-        ask(memory, "base", number)
-    assert memory.episode is not None
-    latents = memory.episode.latents[1:]
+    episode = recorded("base")[3].answer.episode
+    latents = episode.latents[1:]
+    assert len(latents) == 3
     for later, earlier in zip(latents[1:], latents, strict=False):
         assert (later - earlier).norm() > 0.1 * earlier.norm()
 

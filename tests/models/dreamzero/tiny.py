@@ -69,26 +69,23 @@ def config_json(*, decouple: bool = False) -> dict[str, Any]:
     }
 
 
-class Tensors(dict[str, torch.Tensor]):
-    """Tensors in memory as a `TensorSource`."""
+class TinyTensors:
+    """The tiny checkpoint as a `TensorSource`; each tensor is made when it is read."""
+
+    dtypes: Mapping[str, torch.dtype] = {}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self.items()}
-
-    @property
-    def dtypes(self) -> dict[str, torch.dtype]:
-        return {name: tensor.dtype for name, tensor in self.items()}
+        return {name: tuple(shape) for name, shape in shapes().items()}
 
     def read(self, name: str) -> torch.Tensor:
-        return self[name].clone()
+        return torch.from_numpy(value_of(name, shapes()[name]))
 
 
 @cache
-def tiny_tensors() -> Tensors:
+def shapes() -> dict[str, list[int]]:
     """Every tensor of the tiny checkpoint."""
-    shapes: dict[str, list[int]] = json.loads((DATA / "tiny_tensors.json").read_text())
-    return Tensors({name: torch.from_numpy(value_of(name, shape)) for name, shape in shapes.items()})
+    return json.loads((DATA / "tiny_tensors.json").read_text())
 
 
 def value_of(name: str, shape: list[int]) -> NDArray[np.float32]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,11 +52,7 @@ def load_network(
     network = empty_network(config, source.shapes, dtype)
     problems = find_problems(network, source.shapes)
     if problems:
-        shown = "\n  ".join(problems[:40])
-        more = f"\n  and {len(problems) - 40} more" if len(problems) > 40 else ""
-        raise CheckpointError(
-            f"the checkpoint's tensors do not fit a DreamZero network of these sizes:\n  {shown}{more}"
-        )
+        raise CheckpointError(do_not_fit(problems))
     parameters = dict(network.named_parameters())
     total, done = sum(parameter.numel() for parameter in parameters.values()), 0
     state: dict[str, Tensor] = {}
@@ -114,6 +110,13 @@ def find_problems(network: Network, shapes: Mapping[str, tuple[int, ...]]) -> li
             f"adapter: {adapters[0]} and {len(adapters) - 1} more LoRA tensors; merge them into the weights"
         )
     return sorted(problems)
+
+
+def do_not_fit(problems: Sequence[str]) -> str:
+    """One message of what `find_problems` found, its first forty."""
+    shown = "\n  ".join(problems[:40])
+    more = f"\n  and {len(problems) - 40} more" if len(problems) > 40 else ""
+    return f"the checkpoint's tensors do not fit a DreamZero network of these sizes:\n  {shown}{more}"
 
 
 def unused_names(config: DreamZeroConfig, names: Iterable[str]) -> list[str]:
