@@ -134,6 +134,7 @@ class DreamZero:
         held = keys.held(episode)
         keys.latents = keys.latents[:held]  # of another episode, or of an inference that failed
         if held == 0:
+            keys.cross = ()  # before the new ones, which take as much again
             keys.cross = self._cross_keys(episode)
         start = sum(latents.shape[2] for latents in keys.latents)
         for latents in episode.latents[held:]:
