@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny import SCENARIOS, distance, golden, prompt
-from tiny_model import ask, model, recorded
+from tiny_dreamzero import SCENARIOS, distance, golden, prompt
+from tiny_dreamzero_model import ask, model, recorded
 
 from relay.models.dreamzero.memory import SessionMemory
+
+pytestmark = pytest.mark.dreamzero
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

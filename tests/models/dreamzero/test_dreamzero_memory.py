@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import SCENARIOS
-from tiny_model import ask, model, noise, recorded, seen, session_before
+from tiny_dreamzero import SCENARIOS
+from tiny_dreamzero_model import ask, model, noise, recorded, seen, session_before
 
 from relay.models.dreamzero.memory import SessionMemory
 from relay.models.dreamzero.schedule import FixedSteps
+
+pytestmark = pytest.mark.dreamzero
 
 CALLS = len(SCENARIOS["base"])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -199,6 +199,25 @@ class Block(nn.Module):
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (branches, heads, tokens, head_dim)
 
 
+class ImageEmbedding(nn.Module):
+    """The image encoder's tokens to the transformer's width."""
+
+    def __init__(self, image: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Sequential(
+            nn.LayerNorm(image), nn.Linear(image, image), nn.GELU(), nn.Linear(image, width), nn.LayerNorm(width)
+        )
+
+
+class Head(nn.Module):
+    """Tokens to squares of 2 x 2 latents."""
+
+    def __init__(self, width: int, out_channels: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, 4 * out_channels)
+        self.modulation = nn.Parameter(torch.zeros(1, 2, width))
+
+
 class Dit(nn.Module):
     """The transformer with its embeddings; names as in the checkpoint, but for the packed `qkv`."""
 
@@ -217,14 +236,9 @@ class Dit(nn.Module):
         self.time_embedding = nn.Sequential(nn.Linear(sizes.time_width, width), nn.SiLU(), nn.Linear(width, width))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
         image = config.image.width
-        self.img_emb = nn.Module()
-        self.img_emb.proj = nn.Sequential(
-            nn.LayerNorm(image), nn.Linear(image, image), nn.GELU(), nn.Linear(image, width), nn.LayerNorm(width)
-        )
+        self.img_emb = ImageEmbedding(image, width)
         self.blocks = nn.ModuleList(Block(width, sizes.heads, sizes.mlp, sizes.epsilon) for _ in range(sizes.depth))
-        self.head = nn.Module()
-        self.head.head = nn.Linear(width, 4 * sizes.out_channels)
-        self.head.modulation = nn.Parameter(torch.zeros(1, 2, width))
+        self.head = Head(width, sizes.out_channels)
         self._moments: dict[int, Moment] = {}
 
     def cross_keys(self, text: Tensor, image: Tensor) -> list[CrossKeys]:
@@ -234,7 +248,7 @@ class Dit(nn.Module):
             text: (branches, 512, text width); image: (branches, 257, image width).
         """
         text, image = self.text_embedding(text), self.img_emb.proj(image)
-        return [block.cross_keys(text, image) for block in self.blocks]
+        return [block.cross_keys(text, image) for block in self._stack]
 
     def new_memory(self, branches: int, tokens: int) -> Tensor:
         """Room for keys and values, (depth, 2, branches, heads, tokens, head_dim)."""
@@ -282,7 +296,7 @@ class Dit(nn.Module):
                     ),
                     2,
                 )
-        for number, block in enumerate(self.blocks):
+        for number, block in enumerate(self._stack):
             last = joined is None and number == len(self.blocks) - 1
             x = block(x, modulation[number].unbind(0), rotation, memory[number], cached, cross[number], keys_only=last)
         if joined is None:
@@ -326,6 +340,10 @@ class Dit(nn.Module):
             angles = torch.cat((angles, _angles(positions, head_dim)))
         return torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
 
+    @property
+    def _stack(self) -> list[Block]:
+        return cast("list[Block]", list(self.blocks))
+
     def _moment(self, timestep: int) -> Moment:
         """The modulation at a timestep, kept for the next time: there are seventeen in all."""
         if timestep not in self._moments:
@@ -336,7 +354,7 @@ class Dit(nn.Module):
             code = torch.cat((angles.cos(), angles.sin())).to(weight.device, weight.dtype)
             embedded = self.time_embedding(code)
             projected = self.time_projection(embedded).view(6, -1)
-            blocks = torch.cat([block.modulation for block in self.blocks]) + projected  # (depth, 6, width)
+            blocks = torch.cat([block.modulation for block in self._stack]) + projected  # (depth, 6, width)
             blocks[:, 1] += 1
             blocks[:, 4] += 1
             head = self.head.modulation[0] + embedded  # (2, width)

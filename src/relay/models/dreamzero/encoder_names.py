@@ -50,6 +50,7 @@ _UMT5 = {
 
 
 def _image(name: str) -> Stored:
+    name = name.removeprefix("vision_model.")  # so called before transformers 5
     visual = HEAD + "image_encoder.model.visual."
     if name in _CLIP_TOP:
         return Stored(visual + _CLIP_TOP[name])

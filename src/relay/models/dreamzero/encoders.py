@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from relay.engine.weights import CheckpointError
 from relay.models.dreamzero.config import TEXT_TOKENS, ImageSizes, TextSizes, VideoSizes
+from relay.models.dreamzero.extra import imported
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -44,7 +44,7 @@ class TextEncoder(nn.Module):
 
     def __init__(self, sizes: TextSizes) -> None:
         super().__init__()
-        transformers = _imported("transformers")
+        transformers = imported("transformers")
         self.umt5 = transformers.UMT5EncoderModel(
             transformers.UMT5Config(
                 vocab_size=sizes.vocab_size,
@@ -74,7 +74,7 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, sizes: ImageSizes) -> None:
         super().__init__()
-        transformers = _imported("transformers")
+        transformers = imported("transformers")
         self.size = sizes.image_size
         self.clip = transformers.CLIPVisionModel(
             transformers.CLIPVisionConfig(
@@ -102,7 +102,7 @@ class VideoEncoder(nn.Module):
 
     def __init__(self, sizes: VideoSizes) -> None:
         super().__init__()
-        autoencoder: Callable[..., Any] = _imported("diffusers").AutoencoderKLWan
+        autoencoder: Callable[..., Any] = imported("diffusers").AutoencoderKLWan
         options: dict[str, Any] = {"base_dim": sizes.base, "z_dim": sizes.latent_channels}
         if sizes.version == "2.2":
             options |= {
@@ -130,12 +130,3 @@ class VideoEncoder(nn.Module):
             for name in ("latents_mean", "latents_std")
         )
         return ((latents.float() - mean) / std).to(clip.dtype)
-
-
-def _imported(package: str) -> Any:
-    try:
-        return __import__(package)
-    except ImportError:
-        raise CheckpointError(
-            f"DreamZero needs {package}, which is not installed: pip install 'relay-robotics[dreamzero]'"
-        ) from None

@@ -14,9 +14,17 @@ from relay.engine.json_entries import read_json
 from relay.engine.weights import CheckpointError, SafetensorsSource, TensorSource
 from relay.models.dreamzero.config import DreamZeroConfig, read_config
 from relay.models.dreamzero.prompts import PROMPTS_FILE, RELEASED, Prompts, read_prompts
-from relay.models.dreamzero.recipe import CONF_FILE, DROID, FOLDER, METADATA_FILE
-from relay.models.dreamzero.recipe import Recipe, find_embodiments, read_conf, read_recipe
-from relay.models.dreamzero.settings import SETTINGS_FILE, check_camera_set, read_settings
+from relay.models.dreamzero.recipe import (
+    CONF_FILE,
+    DROID,
+    FOLDER,
+    METADATA_FILE,
+    Recipe,
+    find_embodiments,
+    read_conf,
+    read_recipe,
+)
+from relay.models.dreamzero.settings import check_camera_set, read_settings
 from relay.models.dreamzero.tokenizer import find_tokenizer
 
 CONFIG_FILE = "config.json"
@@ -149,13 +157,13 @@ def _choose(given: str | None, tags: tuple[str, ...]) -> str:
     """The embodiment that is asked for, or the only one that there is."""
     if given is not None:
         return given
-    if not tags:
-        raise CheckpointError(
-            f"{CONF_FILE} and {METADATA_FILE} have no embodiment in common; take both from one training run"
-        )
-    if len(tags) > 1:
+    if len(tags) == 1:
+        return tags[0]
+    if tags:
         raise CheckpointError(f"--embodiment is needed, since this checkpoint knows several: {', '.join(tags)}")
-    return tags[0]
+    raise CheckpointError(
+        f"{CONF_FILE} and {METADATA_FILE} have no embodiment in common; take both from one training run"
+    )
 
 
 def _refuse_cameras(cameras: str, recipe: Recipe) -> None:

@@ -69,8 +69,8 @@ def read_prompts(path: Path, embodiment: str, digests: Mapping[str, str] = RELEA
     if embodiment not in digests:
         known = ", ".join(name for name in digests if name != NEGATIVE)
         raise CheckpointError(
-            f"the released model has no text for {embodiment}; it has texts for {known}. If this checkpoint was trained "
-            "with one, write its SHA-256 into relay.json, under 'prompts'"
+            f"the released model has no text for {embodiment}, only for {known}; if this checkpoint was trained with "
+            "one, write its SHA-256 into relay.json, under 'prompts'"
         )
     template = entry(templates, embodiment, str, f"{path.name}: templates")
     for name, text in ((embodiment, template), (NEGATIVE, negative)):

@@ -121,9 +121,7 @@ def read_recipe(
     _refuse_other_order(steps, keys)
     offsets = _relative_keys(conf)
     state = tuple(_part(own, "state", key, None) for key in keys["state"])
-    actions = tuple(
-        _part(own, "action", key, config.action_horizon, relative=key in offsets) for key in keys["action"]
-    )
+    actions = tuple(_part(own, "action", key, config.action_horizon, relative=key in offsets) for key in keys["action"])
     _check_modes(steps, keys)
     _check_widths(state, actions, config)
     return Recipe(
@@ -292,7 +290,8 @@ def _views(
     tile = tuple(entry(resize, side, int, f"{CONF_FILE}: VideoResize") for side in ("height", "width"))
     droid = embodiment == DROID
     if len(cameras) > 3 or (droid and len(cameras) != 3):
-        raise CheckpointError(f"{embodiment} has {len(cameras)} views; this server stitches {3 if droid else 'up to 3'}")
+        stitched = "three" if droid else "up to three"
+        raise CheckpointError(f"{place}: {embodiment} has {len(cameras)} views; {stitched} can be stitched")
     width, height = size
     return Views((height, width), float(crop), (tile[0], tile[1]), len(cameras), wrist_on_top=droid)
 

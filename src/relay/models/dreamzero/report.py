@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from relay.engine.doubts import doubts
@@ -179,16 +178,11 @@ def _statistics(what: str, parts: Sequence[Part]) -> Section:
         if low.ndim == 2:
             by_step, low, high = True, low.min(0), high.max(0)
         suspicions = doubts(Statistics(q01=low, q99=high), "quantile")
-        rows += [
-            (f"{part.key}[{index}]", float(low[index]), float(high[index]), suspicions[index] or _still(low, high, index))
-            for index in range(part.width)
-        ]
+        for index, doubt in enumerate(suspicions):
+            remark = "never changed in training" if low[index] == high[index] else doubt
+            rows.append((f"{part.key}[{index}]", float(low[index]), float(high[index]), remark))
     remarks = ["by step: the widest of all steps is shown"] if by_step else []
     return Section(f"Statistics of {what}", rows, ("name", "q01", "q99", "suspicious"), remarks)
-
-
-def _still(low: np.ndarray, high: np.ndarray, index: int) -> str:
-    return "never changed in training" if low[index] == high[index] else ""
 
 
 def _memory(config: DreamZeroConfig, network: Network) -> Section:

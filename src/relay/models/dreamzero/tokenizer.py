@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from relay.engine.weights import CheckpointError
 from relay.models.dreamzero.config import TEXT_TOKENS
+from relay.models.dreamzero.extra import imported
 from relay.models.dreamzero.prompts import PLACE
 from relay.protocol.errors import ObservationError
 
@@ -81,7 +82,7 @@ class PromptTokenizer:
 
 def clean(text: str) -> str:
     """Broken encodings mended, HTML's names resolved (twice, as some are doubly escaped), white space made single."""
-    text = _ftfy().fix_text(text)
+    text = imported("ftfy").fix_text(text)
     return re.sub(r"\s+", " ", html.unescape(html.unescape(text)).strip()).strip()
 
 
@@ -107,7 +108,7 @@ def load_vocabulary(path: Path, size: int) -> Vocabulary:
     Raises:
         CheckpointError: the file is missing, of an unknown kind, or another model's; or a package is missing.
     """
-    _ftfy()
+    imported("ftfy")
     if not path.is_file():
         raise CheckpointError(f"no tokenizer at {path}; {_REMEDY}")
     if path.suffix == ".json":
@@ -174,13 +175,3 @@ class _SentencePiece:
 
     def piece(self, token: int) -> str:
         return self._model.id_to_piece(token)
-
-
-def _ftfy() -> Any:
-    try:
-        import ftfy
-    except ImportError:
-        raise CheckpointError(
-            "DreamZero needs ftfy, which is not installed: pip install 'relay-robotics[dreamzero]'"
-        ) from None
-    return ftfy

@@ -9,7 +9,7 @@ from functools import cache
 from hashlib import blake2b
 
 import torch
-from tiny import ENCODERS, SCENARIOS, TinyTensors, config_json, frames, golden, prompt, state
+from tiny_dreamzero import ENCODERS, SCENARIOS, TinyTensors, config_json, frames, golden, prompt, state
 from torch import Tensor
 
 from relay.models.dreamzero.config import read_config

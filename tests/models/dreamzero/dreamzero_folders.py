@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import save_file
-from tiny import ENCODERS, config_json, shapes, value_of
+from tiny_dreamzero import ENCODERS, config_json, shapes, value_of
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 TEMPLATES = {
@@ -154,7 +154,7 @@ def metadata_json(robots: Sequence[str]) -> dict[str, Any]:
                 for modality in ("state", "action")
             },
             "modalities": {
-                "video": {key: {"resolution": [320, 180], "channels": 3, "fps": 15.0} for key in ROBOTS[robot]["video"]},
+                "video": {key: {"resolution": [320, 180], "channels": 3} for key in ROBOTS[robot]["video"]},
                 **{
                     modality: {key: {"shape": [width]} for key, width in ROBOTS[robot][modality].items()}
                     for modality in ("state", "action")
