@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tiny_dreamzero import SCENARIOS, frames, prompt, state
+from tiny_dreamzero import PROMPT_LENGTHS, SCENARIOS, frames, prompt, state
 from tiny_dreamzero_model import model, noise
 
 from relay.engine.base import Chunk, Failure, Work
@@ -55,8 +55,12 @@ def golden_engine(*, decouple: bool = False, sessions: int | None = None, **choi
     )
     size = footprint(config, torch.float32, network.network)
     memory = None if sessions is None else sessions * size.session
-    checkpoint = Checkpoint(network, prompt, recipe, "roboarena", size)  # type: ignore[arg-type]
+    checkpoint = Checkpoint(network, _tokens, recipe, "roboarena", size)  # type: ignore[arg-type]
     return GoldenEngine("dreamzero", checkpoint, session_memory=memory, **choices)
+
+
+def _tokens(words: str) -> tuple[int, ...]:
+    return prompt(words if words in PROMPT_LENGTHS else "A")
 
 
 def observation(scenario: str, number: int) -> dict[str, Any]:
@@ -91,4 +95,6 @@ def undisturbed(scenario: str) -> list[bytes]:
     """The actions of a scenario whose session is alone."""
     engine = golden_engine()
     session = engine.open_session()
-    return [actions(engine, session, observation(scenario, number)).tobytes() for number in range(len(SCENARIOS[scenario]))]
+    return [
+        actions(engine, session, observation(scenario, number)).tobytes() for number in range(len(SCENARIOS[scenario]))
+    ]

@@ -22,6 +22,8 @@ from relay.models.dreamzero.schedule import COMPUTED
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Options
 
+pytestmark = pytest.mark.dreamzero
+
 PICTURES = frames("engine", 9).numpy()
 
 SERVED = [name for name in SCENARIOS if name != "restart"]
@@ -49,9 +51,7 @@ def replies(*clips: np.ndarray, words: str = "A") -> list[bytes]:
     """The actions of one episode."""
     engine = golden_engine()
     session = engine.open_session()
-    return [
-        actions(engine, session, observed(str(number), clip, words)).tobytes() for number, clip in enumerate(clips)
-    ]
+    return [actions(engine, session, observed(str(number), clip, words)).tobytes() for number, clip in enumerate(clips)]
 
 
 def test_an_episode_begins_with_the_newest_of_several_frames() -> None:

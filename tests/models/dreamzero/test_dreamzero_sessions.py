@@ -15,6 +15,8 @@ from relay.engine.base import Failure
 from relay.models.dreamzero.engine import DreamZeroEngine
 from relay.models.dreamzero.sessions import DreamZeroSession
 
+pytestmark = pytest.mark.dreamzero
+
 PAIR = ("base", "relang")
 
 

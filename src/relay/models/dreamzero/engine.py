@@ -166,7 +166,9 @@ class DreamZeroEngine:
         self._decode: Decode = decode_frame
         self.remarks: list[str] = []
         if dynamic:
-            self.remarks.append("--schedule dynamic: the network rests where it changes little, so actions are not exact")
+            self.remarks.append(
+                "--schedule dynamic: the network rests where it changes little, so actions are not exact"
+            )
         if graphs_wanted:
             self.remarks.append(f"{name} runs without CUDA graphs: every request launches its kernels one by one")
         told = handshake(self._recipe)
