@@ -96,7 +96,7 @@ def load(
         )
     if adapters.any:
         raise CheckpointError(
-            f"{name} takes no LoRA adapters yet: leave --adapter and --adapter-root out, and merge them into the weights"
+            f"{name} takes no LoRA adapters yet: leave --adapter and --adapter-root out, or merge one into the weights"
         )
     place = choose_device(device)
     precision = dtype if dtype != "auto" else "bfloat16" if place.type == "cuda" else "float32"

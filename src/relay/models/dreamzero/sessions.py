@@ -7,7 +7,7 @@ Used in the device thread only, but for the making of sessions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ class Snapshot:
     """
 
     episode: Episode | None = None
-    recent: RecentFrames = RecentFrames()
+    recent: RecentFrames = field(default_factory=RecentFrames)
 
 
 class DreamZeroSession:
