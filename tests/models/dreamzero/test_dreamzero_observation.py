@@ -111,7 +111,8 @@ def empty() -> dict[str, Any]:
 def test_every_camera_has_as_many_frames() -> None:
     told = refused(droid_observation(frames=4, wrist_image_left=np.stack([frame(0)])))
     assert told == (
-        "observation/wrist_image_left holds 1 frame, but observation/exterior_image_0_left 4; send as many of each camera"
+        "observation/wrist_image_left holds 1 frame, but observation/exterior_image_0_left 4; send as many of each "
+        "camera"
     )
 
 

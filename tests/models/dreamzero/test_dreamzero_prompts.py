@@ -134,7 +134,7 @@ def test_a_file_that_is_not_the_models_is_refused(
 
 def test_a_template_without_a_place_for_the_instruction_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, templates={"oxe_droid": "Robot"})
-    with pytest.raises(CheckpointError, match="no {p} where the instruction goes"):
+    with pytest.raises(CheckpointError, match=r"no \{p\} where the instruction goes"):
         read_prompts(path, "oxe_droid", digests({**TEXTS, "oxe_droid": "Robot"}))
 
 

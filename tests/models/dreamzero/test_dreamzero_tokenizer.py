@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from dreamzero_folders import tokenizer
 from dreamzero_recipes import prompts
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer, models
 
 from relay.engine.weights import CheckpointError
@@ -73,17 +74,15 @@ def test_a_piece_that_ends_a_text_is_refused() -> None:
 
 def test_a_sentencepiece_file_gives_the_pieces_and_the_end(tmp_path: Path) -> None:
     model = sentencepiece_model(tmp_path)
-    vocabulary = load_vocabulary(model, 64)
+    vocabulary = load_vocabulary(model, SentencePieceProcessor(model_file=str(model)).get_piece_size())
     ids = vocabulary.encode("go on")
     assert ids[-1] == 1
     assert "".join(vocabulary.piece(token) for token in ids[:-1]) == "▁go▁on"
 
 
 def sentencepiece_model(folder: Path) -> Path:
-    import sentencepiece
-
     (folder / "text.txt").write_text("go on robot and pick up the fork\n" * 50)
-    sentencepiece.SentencePieceTrainer.train(
+    SentencePieceTrainer.train(
         input=str(folder / "text.txt"),
         model_prefix=str(folder / "spiece"),
         vocab_size=60,

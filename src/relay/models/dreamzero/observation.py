@@ -80,13 +80,14 @@ def read_observation(
     keys = camera_keys(recipe, camera_set)
     own = {*keys.values(), *(state_key(part) for part in recipe.state), *_UNUSED, "prompt"}
     _refuse_other_cameras(observation, keys, own, recipe, camera_set)
-    frames, notes = _read_cameras(observation, keys, recipe)
+    others = [str(key) for key in observation if key not in own]
+    frames, notes = _read_cameras(observation, keys, recipe, others)
     return Reading(
         frames=frames,
-        state={part.key: _read_part(observation, part) for part in recipe.state},
-        prompt=_read_prompt(observation, default_prompt),
+        state={part.key: _read_part(observation, part, others) for part in recipe.state},
+        prompt=_read_prompt(observation, default_prompt, others),
         notes=notes,
-        ignored=tuple(key for key in observation if key not in own),
+        ignored=tuple(others),
     )
 
 
@@ -125,7 +126,7 @@ def _holds_frames(value: Any) -> bool:
 
 
 def _read_cameras(
-    observation: Observation, keys: Mapping[str, str], recipe: Recipe
+    observation: Observation, keys: Mapping[str, str], recipe: Recipe, others: Sequence[str]
 ) -> tuple[dict[str, dict[str, Any]], tuple[Note, ...]]:
     """The frames of every camera that came, and what is black instead."""
     missing = [camera for camera in recipe.cameras if keys[camera] not in observation]
@@ -134,9 +135,7 @@ def _read_cameras(
     if needed is None and spared and len(spared) == len(recipe.cameras) - 1:
         needed = spared[0]  # one exterior was left out in training, never both
     if needed is not None:
-        raise ObservationError(
-            f"{_missing(keys[needed], observation)}; this policy needs {' and '.join(keys.values())}"
-        )
+        raise ObservationError(f"{_missing(keys[needed], others)}; this policy needs {' and '.join(keys.values())}")
     present = {camera: observation[key] for camera, key in keys.items() if camera not in missing}
     size = sum(decoded_bytes(value, keys[camera]) for camera, value in present.items())
     if size > MAX_DECODED_BYTES:
@@ -186,11 +185,11 @@ def _check_counts(counts: Mapping[str, int]) -> None:
         raise ObservationError(f"{first} holds {count} frames; {allowed} are taken, oldest first")
 
 
-def _read_part(observation: Observation, part: Part) -> NDArray[np.float64]:
+def _read_part(observation: Observation, part: Part, others: Sequence[str]) -> NDArray[np.float64]:
     """One part of the state, (width,); leading axes of 1 are taken, and a number for a width of 1."""
     name = state_key(part)
     if name not in observation:
-        raise ObservationError(f"{_missing(name, observation)}; it has {_values(part.width)} in the robot's units")
+        raise ObservationError(f"{_missing(name, others)}; it has {_values(part.width)} in the robot's units")
     value = observation[name]
     numbers = as_numbers(value)
     if numbers is None or numbers.dtype.kind == "b":
@@ -210,7 +209,7 @@ def _values(count: int) -> str:
     return "one number" if count == 1 else f"{count} numbers"
 
 
-def _read_prompt(observation: Observation, default_prompt: str | None) -> str:
+def _read_prompt(observation: Observation, default_prompt: str | None, others: Sequence[str]) -> str:
     value = observation.get("prompt")
     if isinstance(value, list | tuple) and len(cast("Sequence[Any]", value)) == 1:
         value = cast("Sequence[Any]", value)[0]
@@ -225,7 +224,7 @@ def _read_prompt(observation: Observation, default_prompt: str | None) -> str:
         if default_prompt is not None:
             return default_prompt
         if value is None:
-            raise ObservationError(f"{_missing('prompt', observation)}; it is the task in plain language")
+            raise ObservationError(f"{_missing('prompt', others)}; it is the task in plain language")
         raise ObservationError("prompt is empty; it is the task in plain language")
     length = len(value.encode("utf-8", "surrogatepass"))
     if length > MAX_PROMPT_BYTES:
@@ -233,8 +232,9 @@ def _read_prompt(observation: Observation, default_prompt: str | None) -> str:
     return value
 
 
-def _missing(key: str, observation: Observation) -> str:
-    near = get_close_matches(key, [str(name) for name in observation if name != "prompt"][:_COMPARED], n=1, cutoff=0.8)
+def _missing(key: str, others: Sequence[str]) -> str:
+    """That a key is missing, and which of the keys that mean nothing here may have been meant for it."""
+    near = get_close_matches(key, others[:_COMPARED], n=1)
     came = f" ({quoted(near[0])} came, did you mean {key!r}?)" if near else ""
     return f"{key!r} is missing{came}"
 

@@ -131,7 +131,7 @@ def _templates(tree: ast.AST) -> Iterator[tuple[str, str]]:
         made = [line.value for line in node.body if isinstance(line, ast.Assign) and isinstance(line.value, ast.BinOp)]
         if len(tags) == 1 and len(made) == 1:
             text = "".join(_pieces(made[0]))
-            if PLACE in text:
+            if PLACE in text and text.replace(PLACE, ""):
                 yield tags[0], text
 
 
