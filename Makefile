@@ -1,6 +1,6 @@
 # make demo    a trained policy drives the built-in robot over a real connection; writes relay-demo/
 # make test    all quick tests (those for a GPU, fetched vocabularies or stock peers are left out where these are missing)
-# make test-slow  the others: whole episodes, and waits of up to a minute in real time (three minutes in all)
+# make test-slow  the others: whole episodes, and waits of up to a minute in real time (several minutes in all)
 # make test-all  on every Python found from 3.10 to 3.14: what needs no torch, with newest, older and oldest packages
 # make check   formatting, lint, types, import rules: what pre-commit and CI run
 # make vocab   fetch the tokenizer files that some tests compare against
@@ -33,7 +33,7 @@ test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
 test-slow: $(VENV)/installed-dev
-	@echo "==> running the slow tests (about three minutes)"
+	@echo "==> running the slow tests (several minutes)"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
 test-all:

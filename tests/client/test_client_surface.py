@@ -48,7 +48,12 @@ def test_async_policy_is_made_like_policy() -> None:
 def test_policy_client_takes_the_same_options_by_name() -> None:
     policy = {name: default for name, _, default in arguments(Policy) if name not in ("url", "codec")}
     client = {name: default for name, _, default in arguments(PolicyClient) if name not in ("model", "codec")}
-    assert client == policy
+    assert client == {**policy, "direct": True}
+
+
+@pytest.mark.parametrize("client", [Policy, AsyncPolicy])
+def test_only_policy_client_takes_a_direct_route_unasked(client: type) -> None:
+    assert inspect.signature(client).parameters["direct"].default is False
 
 
 @pytest.mark.parametrize("client", CLIENTS)

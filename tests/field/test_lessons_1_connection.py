@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from counting_policy import CountingEngine
+from each_client import each_client
 from fake_policy import DIM, HORIZON, NO_PROXY, FakeEngine, client, dial, observation, running
 from tiny_servers import LoopbackServers
 from websockets.asyncio.server import ServerConnection
@@ -26,7 +29,7 @@ from websockets.sync.client import connect
 import relay
 from fault_proxy import FaultProxy, in_thread
 from field.loopback import CLIENTS, PATHS, Served, robot, serving, state
-from relay.client import async_connection, connection
+from relay.client import async_connection, cold_start, connection
 from relay.engine.base import Progress
 from relay.protocol.msgpack_numpy import unpack
 
@@ -157,6 +160,23 @@ def test_lesson_1_2_a_stopped_client_is_kept_within_the_idle_limit_and_told_of_i
 
 
 @needs_signals
+@pytest.mark.parametrize(
+    ("limit", "longer"),
+    [pytest.param(2.0, 4.0, id="scaled"), pytest.param(30.0, 35.0, id="30 s", marks=pytest.mark.slow)],
+)
+def test_lesson_1_2_with_reconnect_a_client_stopped_beyond_the_idle_limit_goes_on_and_is_told(
+    limit: float, longer: float
+):
+    """XPolicyLab/XPolicyLab#77, #78."""
+    with serving(idle_timeout=limit) as server, robot_process(server.url, "reconnect") as process:
+        assert call(process).startswith("ok")
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(longer)
+        process.send_signal(signal.SIGCONT)
+        assert call(process) == "ok, session restarted"
+
+
+@needs_signals
 def test_lesson_1_2_without_an_idle_limit_a_stopped_client_is_never_closed_for_it():
     """XPolicyLab/XPolicyLab#77, #78."""
     with serving(idle_timeout=0) as server, robot_process(server.url) as process:
@@ -168,8 +188,8 @@ def test_lesson_1_2_without_an_idle_limit_a_stopped_client_is_never_closed_for_i
 
 
 @contextmanager
-def robot_process(url: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(HERE / "interruptible_robot.py"), url]
+def robot_process(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(HERE / "interruptible_robot.py"), url, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -194,13 +214,17 @@ def call(process: subprocess.Popen[str]) -> str:
 # ---- 1.3: a reply belongs to its request
 
 
+@pytest.mark.parametrize(
+    ("takes", "waits"),
+    [pytest.param(0.6, 0.2, id="scaled"), pytest.param(3.0, 1.0, id="3 s", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", CLIENTS)
-def test_lesson_1_3_a_late_reply_is_never_taken_for_the_next(name: str):
-    """strands-labs/robots#3321. Scaled: the server takes 0.6 s, the caller waits for 0.2 s."""
-    engine = FakeEngine(infer_seconds=0.6)
+def test_lesson_1_3_a_late_reply_is_never_taken_for_the_next(name: str, takes: float, waits: float):
+    """strands-labs/robots#3321."""
+    engine = FakeEngine(infer_seconds=takes)
     with serving(engine) as server, robot(name, server.url) as infer:
-        with pytest.raises(TimeoutError, match=r"no reply from ws://127\.0\.0\.1:\d+\S* within 0\.2 s"):
-            infer(state(1), timeout=0.2)
+        with pytest.raises(TimeoutError, match=rf"no reply from ws://127\.0\.0\.1:\d+\S* within {waits:g} s"):
+            infer(state(1), timeout=waits)
         np.testing.assert_array_equal(infer(state(2)), np.full((HORIZON, DIM), 2))
         assert engine.batches == [[1.0], [2.0]]
 
@@ -246,12 +270,40 @@ def test_lesson_1_5_a_link_lost_in_mid_inference_is_an_error_within_the_timeout(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_lesson_1_5_without_a_timeout_unanswered_pings_end_the_wait(name: str, monkeypatch: pytest.MonkeyPatch):
-    """python-websockets/websockets#1527. Scaled: a ping after 0.1 s that may take 0.5 s."""
+def test_lesson_1_5_with_reconnect_a_lost_link_is_an_error_within_the_timeout_and_then_bridged(
+    name: str, quick_pings: None
+):
+    """python-websockets/websockets#1527."""
+    engine = FakeEngine(infer_seconds=0.3)
+    with (
+        serving(engine) as server,
+        in_thread(FaultProxy(server.port)) as proxy,
+        each_client(name, proxy.url, reconnect="always") as client,
+    ):
+        threading.Timer(0.1, lambda: go_silent(proxy)).start()
+        for timeout in (1.0, 1.0):  # in the first the link is found dead, in the second no other is there yet
+            started = time.monotonic()
+            with pytest.raises(TimeoutError, match="no reply"):
+                client.infer(state(1), timeout=timeout)
+            assert time.monotonic() - started < timeout + 4.0  # the rule says 2, on a machine that is not overloaded
+        proxy.to_server.swallow = proxy.to_client.swallow = False
+        assert client.infer(state(2), timeout=30)[0, 0] == 2
+        assert client.reconnects == 1
+
+
+@pytest.fixture
+def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ping after 0.1 s that may take 0.5 s; and a handshake likewise."""
     for module in (connection, async_connection):
         monkeypatch.setattr(module, "WATCH_PERIOD_S", 0.05)
         monkeypatch.setattr(module, "PING_INTERVAL_S", 0.1)
         monkeypatch.setattr(module, "PING_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(cold_start, "HANDSHAKE_TIMEOUT_S", 0.5)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_lesson_1_5_without_a_timeout_unanswered_pings_end_the_wait(name: str, quick_pings: None):
+    """python-websockets/websockets#1527. Scaled: a ping after 0.1 s that may take 0.5 s."""
     engine = FakeEngine(infer_seconds=0.3)
     with serving(engine) as server, in_thread(FaultProxy(server.port)) as proxy, robot(name, proxy.url) as infer:
         threading.Timer(0.1, lambda: go_silent(proxy)).start()
@@ -279,7 +331,7 @@ def go_silent(proxy: FaultProxy) -> None:
     proxy.to_server.swallow = proxy.to_client.swallow = True
 
 
-# ---- 1.6: nothing is repeated behind the caller's back
+# ---- 1.6: connections are made again, and requests repeated, only where that is asked for
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -316,6 +368,68 @@ def test_lesson_1_6_after_a_cut_a_new_connection_says_that_its_session_is_fresh(
                 with pytest.raises(ConnectionClosed):
                     policy.infer(state(9))
         assert fresh == [True, False] * 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "every", "rate"),
+    [
+        pytest.param(4.0, 0.5, 50.0, id="scaled"),
+        pytest.param(60.0, 5.0, 10.0, id="60 s", marks=pytest.mark.slow),
+    ],
+)
+def test_lesson_1_6_with_reconnect_a_link_that_breaks_again_and_again_raises_nothing(
+    seconds: float, every: float, rate: float, caplog: pytest.LogCaptureFixture
+):
+    """huggingface/lerobot#1485: each gap is counted and told once, and so is the restart of its session."""
+    with serving(CountingEngine()) as server, ThreadPoolExecutor(2 * len(CLIENTS)) as robots:
+        runs = [
+            robots.submit(on_breaking_link, name, server, reconnect, seconds, every, rate)
+            for name in CLIENTS
+            for reconnect in (True, "always")
+        ]
+        gaps = [run.result() for run in runs]
+    lines = [line for line in caplog.messages if line.startswith("connected to ") and "sessions start fresh" in line]
+    assert len(lines) == sum(gaps)
+    assert min(gaps) >= 0.5 * seconds / every
+
+
+def on_breaking_link(
+    name: str, server: Served, reconnect: bool | str, seconds: float, every: float, rate: float
+) -> int:
+    """Ask at this rate while the link breaks, and return how often it did; True meets that between two calls only."""
+    calm, over = threading.Lock(), threading.Event()
+    cuts = flagged = 0
+
+    def break_link() -> None:
+        nonlocal cuts
+        while not over.wait(every):
+            with calm if reconnect is True else nullcontext():
+                proxy.cut()
+                cuts += 1
+                time.sleep(0.5 if reconnect is True else 0)  # until the client can know
+
+    with in_thread(FaultProxy(server.port)) as proxy, each_client(name, proxy.url, reconnect=reconnect) as client:
+        breaking = threading.Thread(target=break_link)
+        breaking.start()
+        expected = 0.0
+        for value in range(round(seconds * rate)):
+            with calm:
+                count, _, answered = client.infer(state(value), timeout=30)[0].tolist()
+            last = client.last
+            assert answered == value
+            assert last.session_fresh == (count == 1)
+            assert last.reconnected == (count == 1 and value > 0)
+            assert count in (1, expected)
+            expected = count + 1
+            flagged += last.reconnected
+            time.sleep(1 / rate)
+        over.set()
+        breaking.join()
+        client.infer(state(0))  # notices a last cut
+        flagged += client.last.reconnected
+        assert client.reconnects == flagged
+        assert 0.5 * cuts <= flagged <= cuts  # two cuts may meet the same gap
+    return flagged
 
 
 # ---- 1.7: a documented timeout against a silent peer

@@ -137,7 +137,7 @@ def test_lesson_2_2_for_a_name_every_address_that_was_bound_is_printed(caplog: p
     """NVIDIA/Isaac-GR00T#447: `localhost` may stand for more than one address."""
     caplog.set_level(logging.INFO)
     with serving(host="localhost") as server:
-        bound = [listening.getsockname() for listening in server.server._listener.sockets]
+        bound = [listening.getsockname() for listening in server.server._listeners[0].sockets]
     for host, port, *_ in bound:
         shown = f"[{host}]" if ":" in host else host
         assert f"listening on ws://{shown}:{port}" in caplog.messages

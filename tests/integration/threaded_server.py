@@ -33,12 +33,12 @@ class AnswersWhenPrepared:
 
 @contextmanager
 def serving(policy: Engine | LoadEngine, **settings: Any) -> Iterator[str]:
-    """Serve an engine, or what loads one, on a free port of loopback; yields the URL, drains in the end."""
+    """Serve an engine, or what loads one, on loopback, by default on a free port; yields the URL, drains in the end."""
     started: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]] = queue.SimpleQueue()
 
     async def main() -> None:
         load = policy if callable(policy) else lambda _: policy
-        server = Server(load, ServerSettings(port=0, **settings))
+        server = Server(load, ServerSettings(**{"port": 0, **settings}))
         await server.start()
         stop = asyncio.Event()
         started.put((asyncio.get_running_loop(), stop, server.port))

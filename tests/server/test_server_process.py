@@ -71,7 +71,7 @@ async def test_a_signal_answers_the_running_request_and_exits_with_0(number: sig
         assert caught.value.rcvd is not None
         assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (1012, "the server is stopping")
         code, out, _ = await ended(server)
-        assert (code, out) == (0, "returned\n")
+        assert (code, out) == (0, "returned 1\n")
 
 
 async def test_a_signal_while_loading_exits_with_0():

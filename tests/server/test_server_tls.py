@@ -201,10 +201,10 @@ async def test_peers_that_leave_during_tls_leave_nothing_behind(
         await asyncio.sleep(0.05)
         assert await shake(server, files.client())
         for _ in range(500):
-            if not server._entrance.doors:
+            if not server._entrances[0].doors:
                 break
             await asyncio.sleep(0.01)
-        assert not server._entrance.doors
+        assert not server._entrances[0].doors
     gc.collect()
     assert "never retrieved" not in caplog.text
 

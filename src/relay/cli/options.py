@@ -135,6 +135,9 @@ class ListenerOptions:
     max_connections: int = 1_024
     """Most open connections; further clients are told that the server is full."""
 
+    max_connections_per_key: int | None = None
+    """Most open connections of clients with the same API key; no limit of its own by default."""
+
     max_queue: int = 1_024
     """Most requests that wait for one policy; further ones are refused."""
 
@@ -143,3 +146,21 @@ class ListenerOptions:
 
     metrics_port: int | None = None
     """Port for /metrics alone; by default they are on the main port, for this machine only; 0 serves none."""
+
+    direct_url: str | None = None
+    """Address that leads clients past any proxy to this very process; they are told it, with a one-use ticket."""
+
+    direct_host: str | None = None
+    """Address of the direct route's own port; --host by default."""
+
+    direct_port: int | None = None
+    """Port for the direct route alone, which opens to tickets only; by default it is the main port."""
+
+    direct_tls_cert: Path | None = None
+    """PEM file of the direct port's certificate chain; that of --tls-cert by default."""
+
+    direct_tls_key: Path | None = None
+    """PEM file of its private key, without a password."""
+
+    direct_fingerprint: bool = False
+    """Tell clients the SHA-256 of the direct route's certificate, which they check instead of an authority's word."""

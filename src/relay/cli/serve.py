@@ -76,8 +76,11 @@ def _changed(options: PolicyOptions | ListenerOptions) -> dict[str, Any]:
 def _settings(listener: ListenerOptions) -> ServerSettings:
     from relay.server.api_keys import read_api_keys
     from relay.server.settings import ServerSettings
-    from relay.server.tls import tls_context
+    from relay.server.tls import certificate_sha256, tls_context
 
+    direct_cert = listener.direct_tls_cert or listener.tls_cert
+    if listener.direct_fingerprint and direct_cert is None:
+        raise ValueError("--direct-fingerprint needs the certificate: give --direct-tls-cert or --tls-cert")
     return ServerSettings(
         host=listener.host,
         port=listener.port,
@@ -89,7 +92,15 @@ def _settings(listener: ListenerOptions) -> ServerSettings:
         tls=tls_context(listener.tls_cert, listener.tls_key),
         tracebacks=listener.tracebacks,
         max_connections=listener.max_connections,
+        max_connections_per_key=listener.max_connections_per_key,
         max_queue=listener.max_queue,
+        direct_url=listener.direct_url,
+        direct_host=listener.direct_host,
+        direct_port=listener.direct_port,
+        direct_tls=tls_context(
+            listener.direct_tls_cert, listener.direct_tls_key, ("--direct-tls-cert", "--direct-tls-key")
+        ),
+        direct_cert_sha256=certificate_sha256(direct_cert) if direct_cert and listener.direct_fingerprint else None,
     )
 
 

@@ -17,6 +17,8 @@ from typing import Final, NoReturn
 from websockets.exceptions import InvalidURI
 from websockets.uri import WebSocketURI, parse_uri
 
+from relay.client.pinned_tls import OtherCertificate
+
 LONGEST_PROXY_ANSWER: Final = 16 * 1024
 
 _WRONG_NAME: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
@@ -103,10 +105,12 @@ class Access:
     Attributes:
         tls: trusts the caller's certificates; None trusts the system's.
         proxy: None connects directly, whatever the environment says.
+        direct: take the direct route past proxies that a server may offer once it is connected to.
     """
 
     tls: ssl.SSLContext | None = None
     proxy: Proxy | None = None
+    direct: bool = False
 
     def name(self, url: str) -> str:
         """The server's address for a message, with the proxy on the way to it."""
@@ -116,7 +120,7 @@ class Access:
 DIRECT: Final = Access()
 
 
-def read_access(url: str, ca_file: str | PathLike[str] | None, proxy: str | None) -> Access:
+def read_access(url: str, ca_file: str | PathLike[str] | None, proxy: str | None, direct: bool = False) -> Access:
     """Check what the caller said, before any connection.
 
     Raises:
@@ -125,7 +129,9 @@ def read_access(url: str, ca_file: str | PathLike[str] | None, proxy: str | None
         websockets.exceptions.InvalidURI: `url` is no WebSocket URL.
     """
     return Access(
-        None if ca_file is None else _trusting(fspath(ca_file), url), None if proxy is None else read_proxy(proxy)
+        None if ca_file is None else _trusting(fspath(ca_file), url),
+        None if proxy is None else read_proxy(proxy),
+        direct,
     )
 
 
@@ -158,6 +164,8 @@ def read_proxy(url: str) -> Proxy:
 
 def explained(url: str, error: ssl.SSLError) -> ssl.SSLError:
     """The same failure of TLS, naming the server and what to do."""
+    if isinstance(error, OtherCertificate):
+        return error
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _WRONG_NAME:
             remedy = "connect by a name that stands in it"

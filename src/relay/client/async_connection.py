@@ -11,10 +11,10 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -35,6 +35,7 @@ from relay.client.connection import (
     unasked,
     upgrade_options,
 )
+from relay.client.reconnect import Dispatch
 from relay.protocol.limits import MAX_OUTSTANDING_REQUESTS, PING_INTERVAL_S, PING_TIMEOUT_S, SUBPROTOCOL
 from relay.protocol.wording import clipped
 
@@ -46,18 +47,26 @@ T = TypeVar("T")
 
 
 async def connect_when_ready(
-    url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
+    url: str,
+    headers: Mapping[str, str],
+    timeout: float | None,
+    access: Access = DIRECT,
+    waiting: Waiting | None = None,
 ) -> AsyncWebSocketConnection:
     """Connect and read the metadata frame, trying again for as long as the server may just be starting.
+
+    If the server then offers a direct route, and `access` wants it, the connection is one over that.
 
     Raises:
         TimeoutError: naming the last reason, after `timeout` seconds.
         websockets.exceptions.InvalidStatus, OSError and others: what waiting does not cure.
     """
-    waiting = Waiting(url, timeout, access)
+    from relay.client.async_direct_route import moved  # which opens connections of the class below
+
+    waiting = waiting or Waiting(url, timeout, access)
     while True:
         try:
-            return await _attempt(url, headers, waiting, access)
+            return await moved(await _attempt(url, headers, waiting, access), access, waiting.remaining)
         except Exception as error:
             delay = waiting.delay_after(error)
         await asyncio.sleep(delay)
@@ -66,9 +75,10 @@ async def connect_when_ready(
 class AsyncWebSocketConnection:
     """A connection for any number of tasks of one event loop: servers answer in the order of the requests."""
 
-    def __init__(self, websocket: ClientConnection, url: str) -> None:
+    def __init__(self, websocket: ClientConnection, url: str, *, direct: bool = False) -> None:
         self._websocket = websocket
         self._url = url
+        self._direct = direct
         self._relay = websocket.subprotocol == SUBPROTOCOL
         if self._relay:
             limit_standstill(websocket.transport.get_extra_info("socket"))
@@ -95,9 +105,9 @@ class AsyncWebSocketConnection:
             TimeoutError: not yet; call again to go on waiting.
             websockets.exceptions.ConnectionClosed: the server hung up first.
         """
-        first_frame = await _within(timeout, self._receive())
+        first_frame = await within(timeout, self._receive())
         headers = response_headers(self._websocket.response)
-        self._greeting = Greeting(self._url, self._relay, headers, first_frame)
+        self._greeting = Greeting(self._url, self._relay, headers, first_frame, self._direct)
         self._reading = asyncio.create_task(self._read_replies())
 
     @property
@@ -106,21 +116,26 @@ class AsyncWebSocketConnection:
         return self._greeting
 
     @property
+    def peer_address(self) -> str:
+        """The IP address at the other end."""
+        return str(self._websocket.transport.get_extra_info("peername")[0])
+
+    @property
     def late_replies(self) -> int:
         """Replies that came when nobody waited for them any more, and were dropped."""
         return self._late
 
-    async def request(self, message: bytes, timeout: float | None, on_sent: Callable[[], None]) -> bytes | str:
+    async def request(self, message: bytes, timeout: float | None, dispatch: Dispatch) -> bytes | str:
         """Send one message and return the reply to it; may be cancelled like anything else.
 
-        `on_sent` is called when the message is on its way, whatever then becomes of the call.
+        `dispatch` tells how far the message has got, whatever then becomes of the call.
 
         Raises:
             TimeoutError: no reply within `timeout` seconds; the connection stays usable.
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         try:
-            return await _within(timeout, self._request(message, on_sent))
+            return await within(timeout, self._request(message, dispatch))
         except TimeoutError:
             raise TimeoutError(
                 f"no reply from {shown(self._url)} within {timeout:g} s; it is dropped if it still comes"
@@ -133,12 +148,15 @@ class AsyncWebSocketConnection:
             self._cut(None)  # the closing handshake would wait behind the messages
         try:
             await self._websocket.close()
+        except asyncio.CancelledError:
+            self._cut(None)  # the program ends: nobody would be left to close the socket
+            raise
         finally:
             self._guarding.cancel()
         if self._reading is not None:
             await asyncio.wait((self._reading,))
 
-    async def _request(self, message: bytes, on_sent: Callable[[], None]) -> bytes | str:
+    async def _request(self, message: bytes, dispatch: Dispatch) -> bytes | str:
         await self._slots.acquire()  # given back when the reply comes, whether or not somebody still waits for it
         if self._lost:
             self._slots.release()
@@ -146,20 +164,22 @@ class AsyncWebSocketConnection:
         reply: asyncio.Future[bytes | str | None] = asyncio.get_running_loop().create_future()
         self._replies.append(reply)
         # A task of its own goes on sending when this one is cancelled: part of the message may be on the wire.
-        sending = asyncio.create_task(self._send(message))
+        sending = asyncio.create_task(self._send(message, dispatch))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
-        on_sent()
+        dispatch.begun = True
         answer = await reply
         if answer is None:
+            await asyncio.wait({sending})  # only then is it known whether it went out
             await self._raise_closed()
         return answer
 
-    async def _send(self, message: bytes) -> None:
+    async def _send(self, message: bytes, dispatch: Dispatch) -> None:
         self._sending_bytes += len(message)
         try:
             with suppress(ConnectionClosed):  # `_read_replies` tells whoever waits
                 await self._websocket.send(message)
+                dispatch.complete = True
         finally:
             self._sending_bytes -= len(message)
 
@@ -271,12 +291,18 @@ async def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting, acces
 
 
 async def _upgrade(url: str, headers: Mapping[str, str], deadline: float, access: Access) -> ClientConnection:
-    """TCP, TLS and the opening handshake on a socket of our own: no environment proxies, no redirects followed."""
     address = address_of(url)
     if access.proxy is None:
-        sock = await _within(remaining(deadline), _connected_socket(address.host, address.port))
+        sock = await within(remaining(deadline), connected_socket(address.host, address.port))
     else:
         sock = await _tunnelled_socket(address.host, address.port, deadline, access.proxy)
+    return await upgrade(sock, url, headers, deadline, access)
+
+
+async def upgrade(
+    sock: socket.socket, url: str, headers: Mapping[str, str], deadline: float, access: Access
+) -> ClientConnection:
+    """TLS and the opening handshake on a socket of our own, closed if they fail; as `connection.upgrade`."""
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return await connect(url, sock=sock, open_timeout=remaining(deadline), **upgrade_options(url, headers, access))
@@ -295,10 +321,10 @@ async def _tunnelled_socket(host: str, port: int, deadline: float, proxy: Proxy)
     """A socket that leads to the server through the proxy."""
     until = min(deadline, monotonic() + HANDSHAKE_TIMEOUT_S)
     with proxy.named_in_errors():
-        sock = await _within(remaining(until), _connected_socket(proxy.host, proxy.port))
+        sock = await within(remaining(until), connected_socket(proxy.host, proxy.port))
     try:
         with proxy.named_in_errors():
-            answer = await _within(remaining(until), _answer_of(proxy, sock, host, port))
+            answer = await within(remaining(until), _answer_of(proxy, sock, host, port))
         proxy.check(answer)
         return sock
     except BaseException:
@@ -315,7 +341,7 @@ async def _answer_of(proxy: Proxy, sock: socket.socket, host: str, port: int) ->
     return answer
 
 
-async def _connected_socket(host: str, port: int) -> socket.socket:
+async def connected_socket(host: str, port: int) -> socket.socket:
     """`socket.create_connection` without blocking: the first of the host's addresses that answers."""
     loop = asyncio.get_running_loop()
     failure = OSError(f"no address for {host}")
@@ -334,7 +360,8 @@ async def _connected_socket(host: str, port: int) -> socket.socket:
     raise failure
 
 
-async def _within(timeout: float | None, work: Coroutine[Any, Any, T]) -> T:
+async def within(timeout: float | None, work: Awaitable[T]) -> T:
+    """`asyncio.wait_for` that raises Python's own `TimeoutError` in every release."""
     try:
         return await asyncio.wait_for(work, timeout)
     except asyncio.TimeoutError as error:  # a class of its own until Python 3.11

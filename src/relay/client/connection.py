@@ -12,7 +12,7 @@ import threading
 import urllib.parse
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, NoReturn, Protocol, cast
 
@@ -55,12 +55,14 @@ class Greeting:
         relay: the server selected the `relay.v1` subprotocol.
         headers: of its handshake response, with lower-case names.
         first_frame: the metadata as it came: bytes, or the text of a refusal.
+        direct: the address is the server's own, which it offered over another.
     """
 
     url: str
     relay: bool
-    headers: Mapping[str, str]
-    first_frame: bytes | str
+    headers: Mapping[str, str] = field(repr=False)
+    first_frame: bytes | str = field(repr=False)
+    direct: bool = False
 
 
 class Connection(Protocol):
@@ -72,6 +74,11 @@ class Connection(Protocol):
     @property
     def late_replies(self) -> int:
         """Replies that came after their request had timed out, and were dropped."""
+        ...
+
+    @property
+    def unsent(self) -> bool:
+        """Whether the last request ended before its message had gone out whole, so that nobody can have read it."""
         ...
 
     def request(self, message: bytes, timeout: float | None) -> bytes | str:
@@ -90,9 +97,10 @@ class Connection(Protocol):
 class WebSocketConnection:
     """A `Connection` over the network, for one thread at a time; `close` may come from any thread."""
 
-    def __init__(self, websocket: ClientConnection, url: str) -> None:
+    def __init__(self, websocket: ClientConnection, url: str, *, direct: bool = False) -> None:
         self._websocket = websocket
         self._url = url
+        self._direct = direct
         # `websockets` 17 wants its connections used as context managers; 13 to 16 allow it.
         self._open = ExitStack()
         self._open.enter_context(websocket)
@@ -104,6 +112,7 @@ class WebSocketConnection:
         self._late = 0
         self._unasked = 0
         self._sending = False
+        self._unsent = False
         self._send_deadline: float | None = None
         self._heard = monotonic()
         self._why_cut: Exception | None = None
@@ -121,7 +130,7 @@ class WebSocketConnection:
         first_frame = self._receive(timeout)
         self._owed -= 1
         headers = response_headers(self._websocket.response)
-        self._greeting = Greeting(self._url, self._relay, headers, first_frame)
+        self._greeting = Greeting(self._url, self._relay, headers, first_frame, self._direct)
 
     @property
     def greeting(self) -> Greeting:
@@ -129,10 +138,20 @@ class WebSocketConnection:
         return self._greeting
 
     @property
+    def peer_address(self) -> str:
+        """The IP address at the other end."""
+        return str(self._websocket.socket.getpeername()[0])
+
+    @property
     def late_replies(self) -> int:
         return self._late
 
+    @property
+    def unsent(self) -> bool:
+        return self._unsent
+
     def request(self, message: bytes, timeout: float | None) -> bytes | str:
+        self._unsent = True
         if self._in_doubt:
             self._cut(ConnectionAbortedError("an earlier call was interrupted, and its reply may be lost or half read"))
             self._raise_closed()
@@ -157,6 +176,7 @@ class WebSocketConnection:
                 f"the request could not be sent to {shown(self._url)} within {timeout:g} s; "
                 "the connection is closed, since part of it is on the way"
             ) from error
+        self._unsent = False
         while True:
             try:
                 reply = self._receive(None if deadline is None else deadline - monotonic())
@@ -330,19 +350,27 @@ def limit_standstill(sock: socket.socket) -> None:
 
 
 def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None, access: Access) -> ClientConnection:
-    """TCP, TLS and the opening handshake on a socket of our own.
+    address = address_of(url)
+    sock = _connected_socket(address.host, address.port, deadline, access.proxy)
+    return upgrade(sock, url, headers, deadline, access)
+
+
+def upgrade(
+    sock: socket.socket, url: str, headers: Mapping[str, str], deadline: float | None, access: Access
+) -> ClientConnection:
+    """TLS and the opening handshake on a socket of our own, which is closed if they fail.
 
     With a socket given, every release from 13 to 17 leaves environment proxies alone and follows no redirect.
     """
     address = address_of(url)
-    sock = _connected_socket(address.host, address.port, deadline, access.proxy)
     try:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         options = upgrade_options(url, headers, access)
         if address.secure:
             options["ssl"] = options.get("ssl") or ssl.create_default_context()
-            options["ssl"].sslsocket_class = TurnTakingSocket
+            if not issubclass(options["ssl"].sslsocket_class, TurnTakingSocket):
+                options["ssl"].sslsocket_class = TurnTakingSocket
         return cast("ClientConnection", connect(url, sock=sock, open_timeout=remaining(deadline), **options))
     except BaseException as error:
         sock.close()

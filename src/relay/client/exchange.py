@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ MAX_NOTES: Final = 32
 LONGEST_NOTE: Final = 2_048
 """What is kept of a server's notes on one reply; ours sends a few sentences."""
 
+Route = Literal["proxied", "direct"]
+"""Over the address that was given, whatever stands there, or over the server's own, which it offered."""
+
 RESET: Final = msgpack_numpy.pack({"endpoint": "reset"})
 
 
@@ -51,6 +54,7 @@ class LastCall:
         decode_ms: unpacking the reply.
         bytes_sent, bytes_received: sizes of the two messages.
         late_replies: replies dropped since connecting because their request had timed out.
+        reconnected: the first since the connection was made again.
     """
 
     notes: tuple[str, ...]
@@ -62,15 +66,17 @@ class LastCall:
     bytes_sent: int
     bytes_received: int
     late_replies: int
+    reconnected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One observation on its way: the message, its session, when its encoding began and ended, what to tell of it."""
+    """One observation on its way: its message and session, when it was given and encoded, what to tell of it."""
 
     message: bytes
     session: str
-    started: float
+    given: float
+    begun: float
     encoded: float
     notes: tuple[str, ...] = ()
 
@@ -78,26 +84,32 @@ class Request:
 class Exchange:
     """One connection's requests and replies, with the sessions that the server knows.
 
+    Args:
+        last: what the client knows of its last call, over a connection that was lost.
+        again: the connection takes the place of a lost one.
+
     Raises:
         RuntimeError: the greeting shows that the server serves no policy.
     """
 
-    def __init__(self, greeting: Greeting, codec: Codec) -> None:
+    def __init__(self, greeting: Greeting, codec: Codec, last: LastCall | None = None, *, again: bool = False) -> None:
         keep_freed_memory()
         self.peer: Final = read_peer(greeting)
         self.codec: Final = _codec_for(self.peer, codec, greeting.url)
-        self.last: LastCall | None = None
+        self.route: Final[Route] = "direct" if greeting.direct else "proxied"
+        self.last = last
+        self._again = again
         self._url = shown(greeting.url)
         self._told_unguided = False
         self._sessions: dict[str, None] = {}  # ids that the server knows, the least recently used first
 
-    def encode(self, observation: Mapping[str, Any]) -> Request:
-        """Make a message of an observation.
+    def encode(self, observation: Mapping[str, Any], given: float | None = None) -> Request:
+        """Make a message of an observation, which came just now, or at `given`, a `time.perf_counter()`.
 
         Raises:
             ValueError: it holds an option that this server would ignore, or is too big to send.
         """
-        started = perf_counter()
+        begun = perf_counter()
         self.peer.check_options(observation)
         observation, notes = self._without_guidance(observation)
         images = decode_images(observation) if self.codec is None else encode_images(observation, self.codec)
@@ -107,7 +119,8 @@ class Exchange:
                 f"the observation has {len(message):,} bytes; this server takes at most {self.peer.max_payload:,}: "
                 "send smaller or compressed frames"
             )
-        return Request(message, _session_name(observation), started, perf_counter(), notes)
+        given = begun if given is None else given
+        return Request(message, _session_name(observation), given, begun, perf_counter(), notes)
 
     def give_up(self, request: Request) -> None:
         """Note that nobody waits for the reply any more; the server goes on and will have seen the session."""
@@ -128,16 +141,22 @@ class Exchange:
         self.last = LastCall(
             notes=(*request.notes, *_notes(value)),
             session_fresh=None if self.peer.kind is PeerKind.STOCK else not known,
-            age_ms=1000 * (finished - request.started),
-            encode_ms=1000 * (request.encoded - request.started),
+            age_ms=1000 * (finished - request.given),
+            encode_ms=1000 * (request.encoded - request.begun),
             round_trip_ms=1000 * (received - request.encoded),
             decode_ms=1000 * (finished - received),
             bytes_sent=len(request.message),
             bytes_received=len(reply),
             late_replies=late_replies,
+            reconnected=self._again,
         )
+        self._again = False
         self._remember(request.session)
         return value
+
+    def closes_after(self, reply: bytes | str) -> bool:
+        """Whether the server closes the connection after this reply, as OpenPI's do after a failure."""
+        return isinstance(reply, str) and not self.peer.vllm_path
 
     def forget_sessions(self) -> None:
         """Take every session for unseen, as the server does at a reset."""

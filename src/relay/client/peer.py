@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 from relay.client.access import shown
 from relay.client.connection import Greeting
 from relay.protocol import msgpack_numpy
+from relay.protocol.direct_route import TICKET_KEY
 from relay.protocol.errors import InvalidPayload
 from relay.protocol.limits import MAX_MESSAGE_BYTES
 from relay.protocol.options import CHUNKING_KEYS, OPTION_KEYS
@@ -46,7 +47,7 @@ class Peer:
 
     Attributes:
         kind: which options it heeds, and whether it knows `reset`.
-        metadata: the first frame, decoded.
+        metadata: the first frame, decoded; without the ticket for a direct route.
         image_formats: containers it decodes (`jpeg`, `webp`, ...); empty if it takes arrays only.
         max_payload: bytes it accepts in one message.
         vllm_path: replies are bare arrays and error maps.
@@ -86,8 +87,9 @@ def read_peer(greeting: Greeting) -> Peer:
     Raises:
         RuntimeError: the server refuses to serve, or its first frame is no metadata.
     """
-    metadata = _read_metadata(greeting)
-    vllm_path = urllib.parse.urlsplit(greeting.url).path.rstrip("/").endswith(VLLM_PATH)
+    metadata = read_metadata(greeting)
+    metadata.pop(TICKET_KEY, None)  # a secret, which programs might print or record with the rest
+    vllm_path = on_vllm_path(greeting)
     if greeting.relay:
         kind = PeerKind.RELAY
     elif vllm_path:
@@ -123,7 +125,17 @@ def is_error(fields: Mapping[str, object]) -> bool:
     return isinstance(kind, str) and kind == "error"
 
 
-def _read_metadata(greeting: Greeting) -> dict[str, Any]:
+def on_vllm_path(greeting: Greeting) -> bool:
+    """Whether the address is that of vLLM-Omni's robot endpoint."""
+    return urllib.parse.urlsplit(greeting.url).path.rstrip("/").endswith(VLLM_PATH)
+
+
+def read_metadata(greeting: Greeting) -> dict[str, Any]:
+    """The first frame, decoded.
+
+    Raises:
+        RuntimeError: the server refuses to serve, or it is no metadata.
+    """
     frame = greeting.first_frame
     if isinstance(frame, str):
         raise RuntimeError(refusal(frame))

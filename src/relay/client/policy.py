@@ -10,7 +10,9 @@ from typing import Any
 from relay.client.access import check_headers, read_access
 from relay.client.cold_start import connect_when_ready
 from relay.client.conversation import Conversation
-from relay.client.exchange import LastCall, as_openpi_map, check_codec, check_timeout
+from relay.client.exchange import LastCall, Route, as_openpi_map, check_codec, check_timeout
+from relay.client.reconnect import Gaps, Reconnect, check_reconnect
+from relay.client.settings import direct_route_allowed
 from relay.protocol.images import Codec
 
 
@@ -29,9 +31,14 @@ class Policy:
             authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
         proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
             the environment names.
+        direct: take a direct route past proxies, if the server offers one (docs/direct-route.md); `WALLE_DIRECT=0` in
+            the environment turns that off.
+        reconnect: True connects again when the connection is lost, and then repeats a request that cannot have run;
+            "always" repeats any. False raises `ConnectionClosed`. `last.reconnected` and `reconnects` tell of gaps.
 
     Raises:
-        ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
+        ValueError: `headers`, `ca_file`, `proxy` or `WALLE_DIRECT` cannot be used; `OSError` if the file cannot be
+            read.
         websockets.exceptions.InvalidURI: `url` is no WebSocket URL.
         websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
         ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
@@ -49,12 +56,16 @@ class Policy:
         connect_timeout: float | None = None,
         ca_file: str | Path | None = None,
         proxy: str | None = None,
+        direct: bool = False,
+        reconnect: Reconnect = False,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
         check_headers(headers or {})
-        access = read_access(url, ca_file, proxy)
-        self._conversation = Conversation(connect_when_ready(url, headers or {}, connect_timeout, access), codec)
+        check_reconnect(reconnect)
+        access = read_access(url, ca_file, proxy, direct and direct_route_allowed())
+        gaps = Gaps(reconnect, url, headers or {}, access, connect_timeout) if reconnect else None
+        self._conversation = Conversation(connect_when_ready(url, headers or {}, connect_timeout, access), codec, gaps)
 
     def infer(self, observation: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """Send one observation and return the next actions.
@@ -73,7 +84,8 @@ class Policy:
             ValueError: the observation holds an option that this server would ignore, or is too big to send.
             TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable, unless not
                 even the observation could be sent: later calls then raise `ConnectionClosed`.
-            websockets.exceptions.ConnectionClosed: the connection is closed.
+            websockets.exceptions.ConnectionClosed: the connection is closed; with `reconnect`, it was lost while the
+                request may have been running, or by its fault.
         """
         answer = self._conversation.infer(observation, timeout)
         return as_openpi_map(answer, self._conversation.exchange.peer)
@@ -98,9 +110,19 @@ class Policy:
         return self._conversation.exchange.codec
 
     @property
+    def route(self) -> Route:
+        """Which way the server is reached: the address that was given ("proxied"), or one it offered ("direct")."""
+        return self._conversation.exchange.route
+
+    @property
     def last(self) -> LastCall | None:
         """Notes, timings and sizes of the last successful `infer`; None before the first."""
         return self._conversation.exchange.last
+
+    @property
+    def reconnects(self) -> int:
+        """How many lost connections were made again."""
+        return self._conversation.reconnects
 
     def close(self) -> None:
         """Close the connection; any later `infer` raises `websockets.exceptions.ConnectionClosed`."""

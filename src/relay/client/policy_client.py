@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from relay.client.access import check_headers, read_access
 from relay.client.cold_start import connect_once
 from relay.client.conversation import Conversation
-from relay.client.exchange import LastCall, check_codec, check_timeout, error_text
-from relay.client.settings import policy_url
+from relay.client.exchange import LastCall, Route, check_codec, check_timeout, error_text
+from relay.client.reconnect import Gaps, Reconnect, check_reconnect
+from relay.client.settings import direct_route_allowed, policy_url
 from relay.protocol.images import Codec
 
 
@@ -34,10 +35,15 @@ class PolicyClient:
             authority. The server's certificate is always verified; `SSL_CERT_FILE` works as everywhere in Python.
         proxy: an HTTP proxy to go through, `http://[user:password@]host:port`. None connects directly, whatever proxies
             the environment names.
+        direct: take a direct route past proxies, if the server offers one (docs/direct-route.md); `WALLE_DIRECT=0` in
+            the environment turns that off.
+        reconnect: True connects again when the connection is lost, and then repeats a request that cannot have run;
+            "always" repeats any. False raises `ConnectionClosed`. `last.reconnected` and `reconnects` tell of gaps.
 
     Raises:
         KeyError: `WALLE_URL` is not set.
-        ValueError: `headers`, `ca_file` or `proxy` cannot be used; `OSError` if the file cannot be read.
+        ValueError: `headers`, `ca_file`, `proxy` or `WALLE_DIRECT` cannot be used; `OSError` if the file cannot be
+            read.
         websockets.exceptions.InvalidURI: `WALLE_URL` is no WebSocket URL.
         websockets.exceptions.InvalidStatus: the server refused the connection, for example for want of a key.
         ssl.SSLCertVerificationError: the server's certificate is not to be trusted; the text says what to do.
@@ -55,13 +61,17 @@ class PolicyClient:
         connect_timeout: float | None = None,
         ca_file: str | Path | None = None,
         proxy: str | None = None,
+        direct: bool = True,
+        reconnect: Reconnect = False,
     ) -> None:
         check_codec(codec)
         check_timeout("connect_timeout", connect_timeout)
         check_headers(headers or {})
+        check_reconnect(reconnect)
         url = policy_url(model)
-        access = read_access(url, ca_file, proxy)
-        self._conversation = Conversation(connect_once(url, headers or {}, connect_timeout, access), codec)
+        access = read_access(url, ca_file, proxy, direct and direct_route_allowed())
+        gaps = Gaps(reconnect, url, headers or {}, access, connect_timeout) if reconnect else None
+        self._conversation = Conversation(connect_once(url, headers or {}, connect_timeout, access), codec, gaps)
 
     def infer(
         self, observation: Mapping[str, Any], *, timeout: float | None = None
@@ -84,7 +94,8 @@ class PolicyClient:
             ValueError: the observation holds an option that this server would ignore, or is too big to send.
             TimeoutError: no reply in time. The reply is dropped when it comes; the connection stays usable, unless not
                 even the observation could be sent: later calls then raise `ConnectionClosed`.
-            websockets.exceptions.ConnectionClosed: the connection is closed, by `close` or for having been idle.
+            websockets.exceptions.ConnectionClosed: the connection is closed, by `close` or for having been idle; with
+                `reconnect`, it was lost while the request may have been running, or by its fault.
         """
         answer = self._conversation.infer(observation, timeout)
         if isinstance(answer, np.ndarray):
@@ -114,9 +125,19 @@ class PolicyClient:
         return self._conversation.exchange.codec
 
     @property
+    def route(self) -> Route:
+        """Which way the server is reached: the address that was given ("proxied"), or one it offered ("direct")."""
+        return self._conversation.exchange.route
+
+    @property
     def last(self) -> LastCall | None:
         """Timings and sizes of the last `infer` that returned actions; None before the first."""
         return self._conversation.exchange.last
+
+    @property
+    def reconnects(self) -> int:
+        """How many lost connections were made again."""
+        return self._conversation.reconnects
 
     def close(self) -> None:
         """Close the connection; any later call raises `websockets.exceptions.ConnectionClosed`."""

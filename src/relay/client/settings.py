@@ -5,8 +5,10 @@ Reads when asked, never at import, and leaves `os.environ` as it is.
 
 from __future__ import annotations
 
+import itertools
 import os
 import urllib.parse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,7 @@ from relay.client.access import shown
 from relay.client.peer import VLLM_PATH
 
 URL_VARIABLE: Final = "WALLE_URL"
+DIRECT_VARIABLE: Final = "WALLE_DIRECT"
 URL_EXAMPLE: Final = "WALLE_URL=wss://gpu-box.example:8000/{model}"
 
 
@@ -44,22 +47,40 @@ def policy_url(model: str) -> str:
     return urllib.parse.urlunsplit(parts._replace(path=path))
 
 
+def direct_route_allowed() -> bool:
+    """Whether direct routes may be taken: unless `WALLE_DIRECT` is 0.
+
+    Raises:
+        ValueError: it is neither 0 nor 1, or a `.env` file is not UTF-8.
+    """
+    value = _look_up(DIRECT_VARIABLE, _files()) or "1"
+    if value not in ("0", "1"):
+        raise ValueError(f"{DIRECT_VARIABLE} is {value!r}; expected 0 to stay away from direct routes, or 1")
+    return value == "1"
+
+
 def _find(name: str, example: str) -> str:
-    """The value from the environment, else from the nearest `.env` file that sets it; empty counts as not set."""
-    value = os.environ.get(name, "").strip()
+    directory, files = Path.cwd(), _files()
+    value = _look_up(name, files)
     if value:
         return value
-    directory = Path.cwd()
-    files = [file for parent in (directory, *directory.parents) if os.path.isfile(file := parent / ".env")]
-    for file in files:
-        value = (_read(file).get(name) or "").strip()
-        if value:
-            return value
     found = f"; it is not in {', '.join(map(str, files))}" if files else ""
     raise KeyError(
         f"{name} is not set: looked in the environment and for a .env file in {directory} and the directories above it"
         f"{found}. Set it to the server's address, for example {example}"
     )
+
+
+def _files() -> list[Path]:
+    """The `.env` files in the working directory and above it, the nearest first."""
+    directory = Path.cwd()
+    return [file for parent in (directory, *directory.parents) if os.path.isfile(file := parent / ".env")]
+
+
+def _look_up(name: str, files: Iterable[Path]) -> str | None:
+    """The value from the environment, else from the first file that sets it; empty counts as not set."""
+    places = itertools.chain((os.environ.get(name),), (_read(file).get(name) for file in files))
+    return next((stripped for value in places if value and (stripped := value.strip())), None)
 
 
 def _read(file: Path) -> dict[str, str | None]:

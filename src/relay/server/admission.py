@@ -1,4 +1,4 @@
-"""Who may open a connection: API keys, the Origin of web pages, the Host asked for, and where the port is bound.
+"""Who may open a connection: keys, tickets, the Origin of web pages, the Host asked for, and where the port is bound.
 
 Decides from the request's headers alone, before the upgrade. Knows no path, no policy and no limit.
 
@@ -20,7 +20,9 @@ from http import HTTPStatus
 
 from websockets.datastructures import Headers
 
+from relay.protocol.direct_route import TICKET_HEADER
 from relay.server.api_keys import ApiKeys
+from relay.server.direct_route import Guest, Tickets
 
 logger = logging.getLogger(__name__)
 
@@ -37,37 +39,55 @@ class Admission:
     """The conditions of one server.
 
     Args:
-        api_keys: one of them must come with each upgrade, if there are any.
+        api_keys: one of them must come with each upgrade, if there are any, or a ticket in its place.
+        tickets: those of this process.
         allowed_origins: web pages that may connect, as `scheme://host[:port]`; requests without an Origin always may.
         allowed_hosts: names under which the server answers, without ports; empty for any name.
     """
 
-    def __init__(self, api_keys: ApiKeys, allowed_origins: Iterable[str], allowed_hosts: Iterable[str]) -> None:
+    def __init__(
+        self, api_keys: ApiKeys, tickets: Tickets, allowed_origins: Iterable[str], allowed_hosts: Iterable[str]
+    ) -> None:
         self._api_keys = api_keys
+        self._tickets = tickets
         self._origins = frozenset(allowed_origins)
         self._hosts = frozenset(map(_host, allowed_hosts))
 
-    def rejection(self, headers: Headers) -> Rejection | None:
-        """Why this upgrade is refused, or None if it may go on."""
+    def admit(self, headers: Headers, *, tickets_only: bool = False) -> Guest | Rejection:
+        """Who asks for this upgrade, or why it is refused. A ticket that comes is used up, and has to be right.
+
+        Args:
+            tickets_only: a key does not do.
+        """
         if self._hosts and not self._is_known_host(headers.get_all("Host")):
             return Rejection(HTTPStatus.MISDIRECTED_REQUEST, "This server does not answer under that host name.\n")
         if any(origin not in self._origins for origin in headers.get_all("Origin")):
             return Rejection(HTTPStatus.FORBIDDEN, "Web pages of that origin may not connect to this server.\n")
-        if self._api_keys and not self._has_key(headers.get_all("Authorization")):
+        if tickets_only or TICKET_HEADER in headers:
+            return self._with_ticket(headers.get_all(TICKET_HEADER))
+        tenant = self._tenant(headers.get_all("Authorization")) if self._api_keys else ""
+        if tenant is None:
             return Rejection(
                 HTTPStatus.UNAUTHORIZED,
                 "An API key of this server is needed, as 'Authorization: Api-Key <key>' or 'Bearer <key>'.\n",
             )
-        return None
+        return Guest(tenant)
+
+    def _with_ticket(self, values: Sequence[str]) -> Guest | Rejection:
+        ticket = self._tickets.redeem(values[0]) if len(values) == 1 else None
+        if ticket is None:
+            text = f"A ticket of this server is needed, as '{TICKET_HEADER}: <ticket>'; it holds once, for 30 s.\n"
+            return Rejection(HTTPStatus.UNAUTHORIZED, text)
+        return Guest(ticket.tenant, ticket)
 
     def _is_known_host(self, hosts: Sequence[str]) -> bool:
         return len(hosts) == 1 and _host(hosts[0]) in self._hosts
 
-    def _has_key(self, values: Sequence[str]) -> bool:
+    def _tenant(self, values: Sequence[str]) -> str | None:
         if len(values) != 1:
-            return False
+            return None
         scheme, _, key = values[0].strip().partition(" ")
-        return scheme.lower() in ("api-key", "bearer") and self._api_keys.holds(key.strip())
+        return self._api_keys.tenant(key.strip()) if scheme.lower() in ("api-key", "bearer") else None
 
 
 class Exposed(RuntimeError):
@@ -119,6 +139,14 @@ def log_terms(bound: Sequence[tuple[str, int]], api_keys: ApiKeys, *, tls: bool)
         logger.warning("no API key is asked for: every machine that reaches this port can drive the policy")
     elif not tls:
         logger.warning("API keys reach this port in clear text: use --tls-cert and --tls-key, or a proxy that ends TLS")
+
+
+def log_direct_route(url: str, bound: Sequence[tuple[str, int]], *, tls: bool) -> None:
+    """Say what clients are told of the direct route, and where its own port is, if it has one."""
+    ports = ", ".join(f"{f'[{address}]' if ':' in address else address}:{port}" for address, port in bound)
+    logger.info("clients are told of the direct route %s%s", url, f", which opens on {ports}" if ports else "")
+    if not tls and not all(is_loopback(address) for address, _ in bound):
+        logger.warning("tickets reach this port in clear text: use --direct-tls-cert and --direct-tls-key")
 
 
 def checked_origin(origin: str) -> str:

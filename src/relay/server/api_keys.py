@@ -30,12 +30,16 @@ class ApiKeys:
         return len(self.digests)
 
     def holds(self, key: str) -> bool:
-        """Whether this is one of the keys; takes as long for the first of them as for none."""
+        """Whether this is one of the keys."""
+        return self.tenant(key) is not None
+
+    def tenant(self, key: str) -> str | None:
+        """A name for whoever has this key, or None if it is none; takes as long for the first of them as for none."""
         given = _digest(key)
         found = False
         for digest in self.digests:
             found |= hmac.compare_digest(digest, given)
-        return found
+        return given.hex() if found else None
 
 
 def read_api_keys(file: Path | None = None, environment: Mapping[str, str] = os.environ) -> ApiKeys:

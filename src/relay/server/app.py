@@ -14,11 +14,13 @@ import logging
 import os
 import secrets
 import signal
+import ssl
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from websockets.asyncio.server import Server as Listener
 from websockets.asyncio.server import ServerConnection
@@ -27,11 +29,21 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from relay.engine.worker import DeviceFault, DeviceFull, LoadEngine, LoadFailed, WorkerStatus
+from relay.protocol.direct_route import INSTANCE_HEADER, read_direct_url
 from relay.protocol.kept_memory import keep_freed_memory
 from relay.protocol.limits import CLOSE_TIMEOUT_S, MAX_MESSAGE_BYTES, SUBPROTOCOL
-from relay.server.admission import Admission, Exposed, bound_addresses, check_exposure, log_terms
+from relay.server.admission import (
+    Admission,
+    Exposed,
+    Rejection,
+    bound_addresses,
+    check_exposure,
+    log_direct_route,
+    log_terms,
+)
 from relay.server.connection import Goodbye, peer_name, serve_connection
-from relay.server.dialects import NO_POLICY, dialect_for, is_health_check, is_metrics
+from relay.server.dialects import NO_POLICY, VLLM_PATH, dialect_for, is_health_check, is_metrics, is_vllm
+from relay.server.direct_route import Guest, Invitation, Tickets
 from relay.server.door import Entrance
 from relay.server.log_limit import LimitedLog, leave_out_bad_requests
 from relay.server.metrics_page import MetricsPage
@@ -98,14 +110,16 @@ class Server:
         self._policies = Policies(offers, self._on_fatal)
         self._metrics = MetricsPage(self._settings, self._policies, lambda: len(self._connections))
         self._instance_id = secrets.token_hex(8)
-        self._entrance = Entrance(self._settings.tls)
+        self._tickets = Tickets(self._instance_id, most=4 * self._settings.max_connections)
         self._admission = Admission(
-            self._settings.api_keys, self._settings.allowed_origins, self._settings.allowed_hosts
+            self._settings.api_keys, self._tickets, self._settings.allowed_origins, _answered_hosts(self._settings)
         )
+        self._guests: WeakKeyDictionary[ServerConnection, Guest] = WeakKeyDictionary()
         self._turned_away = LimitedLog(logger, "upgrades that were turned away")
         self._connections: dict[ServerConnection, asyncio.Task[Any]] = {}
         self._failure: LoadFailed | DeviceFault | None = None
-        self._listener: Listener
+        self._entrances: list[Entrance] = []
+        self._listeners: list[Listener] = []
         self._stopping: asyncio.Future[Goodbye]
         self._drain: asyncio.Task[None] | None = None
 
@@ -117,40 +131,40 @@ class Server:
             Exposed: it is no loopback address, and nothing would keep strangers out.
         """
         self._stopping = asyncio.get_running_loop().create_future()
-        listening = listen(
-            self._accept,
-            self._settings.host,
-            self._settings.port,
-            select_subprotocol=_select_subprotocol,
-            compression=None,  # as openpi: deflating camera frames takes longer than sending them
-            process_request=self._process_request,
-            process_response=self._add_headers,
-            server_header="relay",
-            ping_interval=None,  # see keepalive.py
-            close_timeout=CLOSE_TIMEOUT_S,
-            max_size=MAX_MESSAGE_BYTES,
-            max_queue=1,  # what lies beyond the outstanding requests stays in the peer's socket
-            create_connection=cast(Any, self._entrance),
-            start_serving=False,
-        )  # asyncio and uvloop set TCP_NODELAY on every connection
-        self._listener = cast(Listener, await listening)
-        bound = bound_addresses(self._listener.sockets)
+        settings = self._settings
         try:
-            check_exposure((address for address, _ in bound), self._settings.api_keys, self._settings.insecure)
+            bound = await self._bind(settings.host, settings.port, settings.tls)
+            check_exposure((address for address, _ in bound), settings.api_keys, settings.insecure)
+            direct_tls = settings.direct_tls or settings.tls
+            if settings.direct_port is None:
+                direct_bound = ()
+            else:
+                direct_host = settings.direct_host or settings.host
+                direct_bound = await self._bind(direct_host, settings.direct_port, direct_tls, tickets_only=True)
             await self._metrics.listen()
         except (Exposed, OSError):
-            self._listener.close()
-            await self._listener.wait_closed()
+            for listener in self._listeners:
+                listener.close()
+                await listener.wait_closed()
             raise
-        await self._listener.start_serving()
+        for listener in self._listeners:
+            await listener.start_serving()
         self._port: int = bound[0][1]
+        self._direct_port = direct_bound[0][1] if direct_bound else None
         self._policies.start()
-        log_terms(bound, self._settings.api_keys, tls=self._settings.tls is not None)
+        log_terms(bound, settings.api_keys, tls=settings.tls is not None)
+        if settings.direct_url is not None:
+            log_direct_route(settings.direct_url, direct_bound, tls=direct_tls is not None)
 
     @property
     def port(self) -> int:
         """The port that was bound."""
         return self._port
+
+    @property
+    def direct_port(self) -> int | None:
+        """The port that opens to tickets only; None if there is none."""
+        return self._direct_port
 
     @property
     def status(self) -> WorkerStatus:
@@ -210,9 +224,37 @@ class Server:
         if self._failure is not None:
             raise self._failure
 
+    async def _bind(
+        self, host: str, port: int, tls: ssl.SSLContext | None, *, tickets_only: bool = False
+    ) -> Sequence[tuple[str, int]]:
+        """Take a port, without answering on it yet; returns the addresses."""
+        entrance = Entrance(tls)
+        listening = listen(
+            self._accept,
+            host,
+            port,
+            select_subprotocol=_select_subprotocol,
+            compression=None,  # as openpi: deflating camera frames takes longer than sending them
+            process_request=self._process_direct_request if tickets_only else self._process_request,
+            process_response=self._add_headers,
+            server_header="relay",
+            ping_interval=None,  # see keepalive.py
+            close_timeout=CLOSE_TIMEOUT_S,
+            max_size=MAX_MESSAGE_BYTES,
+            max_queue=1,  # what lies beyond the outstanding requests stays in the peer's socket
+            create_connection=cast(Any, entrance),
+            start_serving=False,
+        )  # asyncio and uvloop set TCP_NODELAY on every connection
+        listener = cast(Listener, await listening)
+        self._entrances.append(entrance)
+        self._listeners.append(listener)
+        return bound_addresses(listener.sockets)
+
     async def _accept(self, websocket: ServerConnection) -> None:
-        if len(self._connections) >= self._settings.max_connections:
-            await websocket.close(1013, f"server is full: {len(self._connections)} connections")
+        guest = self._guests[websocket]
+        full = self._full(guest)
+        if full is not None:
+            await websocket.close(1013, f"server is full: {full}")
             return
         assert websocket.request is not None
         path = websocket.request.path
@@ -221,14 +263,41 @@ class Server:
             await websocket.send(NO_POLICY)
             return
         relay_client = websocket.subprotocol == SUBPROTOCOL
-        dialect = dialect_for(path, policy.settings, relay_client=relay_client, instance_id=self._instance_id)
+        invitation = guest.invitation
+        dialect = dialect_for(
+            path,
+            policy.settings,
+            relay_client=relay_client,
+            instance_id=self._instance_id,
+            direct=invitation.keys() if invitation else {},
+        )
+
+        def begin_ticket() -> None:
+            if invitation is not None and invitation.ticket is not None:
+                self._tickets.begin(invitation.ticket)
+
         task = asyncio.current_task()
         assert task is not None
         self._connections[websocket] = task
         try:
-            await serve_connection(websocket, dialect, policy.worker, policy.scheduler, self._stopping, policy.metrics)
+            await serve_connection(
+                websocket, dialect, policy.worker, policy.scheduler, self._stopping, policy.metrics, begin_ticket
+            )
         finally:
             del self._connections[websocket]
+
+    def _full(self, guest: Guest) -> str | None:
+        """Which limit a newcomer would exceed; one that comes by ticket takes the place of its earlier connection."""
+        others = len(self._connections) - (guest.predecessor in self._connections)
+        if others >= self._settings.max_connections:
+            return f"{others} connections"
+        most = self._settings.max_connections_per_key
+        if most is None or not guest.tenant:
+            return None
+        own = sum(
+            self._guests[other].tenant == guest.tenant for other in self._connections if other is not guest.predecessor
+        )
+        return f"{own} connections with this API key" if own >= most else None
 
     def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer what is plain HTTP; None lets the upgrade go on (and refuses with 426 what asks for none)."""
@@ -238,17 +307,38 @@ class Server:
                 return connection.respond(HTTPStatus.OK, "".join(f"{line}\n" for line in ("OK", *status.remarks)))
             text = f"loading\n{status.phase} {status.share:.0%}\n" if len(self._policies) else "no policy\n"
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, text)
-        rejection = self._admission.rejection(request.headers)
-        if rejection is not None:
-            self._turned_away.log(logging.WARNING, "turned %s away: %s", peer_name(connection), rejection.text.strip())
-            return connection.respond(rejection.status, rejection.text)
-        if is_metrics(request.path):
+        guest = self._admission.admit(request.headers)
+        if isinstance(guest, Guest) and is_metrics(request.path):
             return self._metrics.on_main_port(connection, request)
+        return self._welcome(connection, request, guest)
+
+    def _process_direct_request(self, connection: ServerConnection, request: Request) -> Response | None:
+        """The same for the direct route's own port, where there is nothing without a ticket."""
+        guest = self._admission.admit(request.headers, tickets_only=True)
+        return self._welcome(connection, request, guest)
+
+    def _welcome(self, connection: ServerConnection, request: Request, guest: Guest | Rejection) -> Response | None:
+        if isinstance(guest, Rejection):
+            self._turned_away.log(logging.WARNING, "turned %s away: %s", peer_name(connection), guest.text.strip())
+            return connection.respond(guest.status, guest.text)
         try:
             self._policies.at(request.path)
         except NotServed as error:
             return connection.respond(HTTPStatus.NOT_FOUND, f"{error}\n")
+        self._guests[connection] = guest
         return None
+
+    def _invitation(self, connection: ServerConnection, path: str, guest: Guest) -> Invitation | None:
+        """What this client is told of the direct route; no ticket if it is there already."""
+        policy = self._policies.at(path)
+        if self._settings.direct_url is None or policy is None:
+            return None
+        name = f"/{policy.name}" if len(self._policies) > 1 else ""
+        base = self._settings.direct_url.rstrip("/").removesuffix(VLLM_PATH)
+        url = f"{base}{name}{VLLM_PATH if is_vllm(path) else ''}"
+        if guest.ticket is not None:
+            return Invitation(url, None, None)
+        return Invitation(url, self._tickets.issue(guest.tenant, connection), self._settings.direct_cert_sha256)
 
     def _add_headers(self, connection: ServerConnection, request: Request, response: Response) -> None:
         """Tell a relay client whom it speaks to and what it may send: OpenPI's metadata have no place for that."""
@@ -256,10 +346,18 @@ class Server:
             response.body = b""
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             response.headers["WWW-Authenticate"] = "Bearer"
-        if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS and connection.subprotocol == SUBPROTOCOL:
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            return
+        relay_client = connection.subprotocol == SUBPROTOCOL
+        guest = self._guests[connection]
+        if relay_client or is_vllm(request.path):
+            guest.invitation = self._invitation(connection, request.path, guest)
+        if relay_client:
             response.headers["Relay-Codecs"] = ", ".join(IMAGE_FORMATS)
             response.headers["Relay-Max-Payload"] = str(MAX_MESSAGE_BYTES)
-            response.headers["Relay-Instance"] = self._instance_id
+            response.headers[INSTANCE_HEADER] = self._instance_id
+            if guest.invitation is not None and not is_vllm(request.path):
+                response.headers.update(guest.invitation.headers())
             policy = self._policies.at(request.path)
             engine = policy.worker.engine if policy is not None else None
             if engine is not None:  # nothing is known of a policy that is still loading
@@ -288,15 +386,25 @@ class Server:
     async def _close_all(self, goodbye: Goodbye, seconds: float) -> None:
         """Let every connection finish by itself, then close those that could not in time, then free the devices."""
         logger.info("stopping: %s; %d connections open", goodbye.reason, len(self._connections))
-        self._listener.close(close_connections=False)
+        for listener in self._listeners:
+            listener.close(close_connections=False)
         self._metrics.close()
-        self._entrance.close()
+        for entrance in self._entrances:
+            entrance.close()
         if self._connections:
             _, late = await asyncio.wait(self._connections.values(), timeout=seconds)
             closing = [asyncio.create_task(ws.close(goodbye.code, goodbye.reason)) for ws in self._connections]
             if late or closing:
                 await asyncio.wait({*late, *closing}, timeout=2 * CLOSE_TIMEOUT_S)
         await self._policies.close()
+
+
+def _answered_hosts(settings: ServerSettings) -> Sequence[str]:
+    """The names to answer under: where there is a list of them, the direct route's is on it too."""
+    if not settings.allowed_hosts or settings.direct_url is None:
+        return settings.allowed_hosts
+    host = read_direct_url(settings.direct_url).hostname or ""
+    return (*settings.allowed_hosts, f"[{host}]" if ":" in host else host)
 
 
 def _is_sentence(error: BaseException | None) -> bool:

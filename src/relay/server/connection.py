@@ -6,7 +6,7 @@ Knows neither what the frames look like (`dialects.py`) nor how the device is sh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -45,9 +45,11 @@ async def serve_connection(
     scheduler: Scheduler,
     stopping: asyncio.Future[Goodbye],
     metrics: PolicyMetrics,
+    on_greeting: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer one client until it leaves: greet it once the policy is ready, then one reply a request, in their order.
 
+    `on_greeting` is called when the policy is ready, just before the first frame is sent.
     When the client vanishes, its requests leave the queue. When `stopping` is set, the requests already taken are
     answered before the connection is closed with the goodbye.
     """
@@ -61,7 +63,7 @@ async def serve_connection(
         FailureLog(peer_name(websocket)),
     )
     metrics.open_sessions.add(client.sessions)
-    client.answering = client.start(_greet(client, worker))
+    client.answering = client.start(_greet(client, worker, on_greeting))
     client.listen()
     closed = asyncio.create_task(websocket.wait_closed())  # a listener that waits for room would not notice
     watchers = [closed, asyncio.create_task(keep_alive(websocket)), asyncio.create_task(drop_when_gone(websocket))]
@@ -152,8 +154,9 @@ class _Client:
             self.over.set_result(None)
 
 
-async def _greet(client: _Client, worker: Worker) -> bool:
+async def _greet(client: _Client, worker: Worker, on_greeting: Callable[[], None]) -> bool:
     engine = await worker.ready()
+    on_greeting()
     await send_promptly(client.websocket, client.dialect.greeting(engine.spec))
     client.quiet.settle()
     return True

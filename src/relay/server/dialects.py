@@ -6,11 +6,14 @@ A dialect turns typed values into frames. It knows no socket, no queue and no en
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from relay.engine.base import PolicySpec
+from relay.protocol.direct_route import INSTANCE_KEY
 from relay.protocol.errors import InvalidPayload, ObservationError
 from relay.protocol.limits import MAX_MESSAGE_BYTES
 from relay.protocol.messages import Infer, encode_bare, encode_reply
@@ -29,6 +32,8 @@ NO_POLICY = '{"type":"error","error":"Robot policy not available","code":"unsupp
 """The first and only frame of a process that serves no policy.
 
 As vllm-omni: vllm_omni/entrypoints/openpi/connection.py."""
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
@@ -114,15 +119,23 @@ def is_metrics(path: str) -> bool:
     return bare_path(path) == "/metrics"
 
 
-def dialect_for(path: str, settings: ServerSettings, *, relay_client: bool, instance_id: str) -> Dialect:
+def is_vllm(path: str) -> bool:
+    """Whether a served path is vLLM-Omni's endpoint."""
+    return bare_path(path).endswith(VLLM_PATH)
+
+
+def dialect_for(
+    path: str, settings: ServerSettings, *, relay_client: bool, instance_id: str, direct: Mapping[str, str] = NOTHING
+) -> Dialect:
     """The dialect of a served path: vLLM-Omni's for its endpoint, OpenPI's for all others, whose own server takes any.
 
     Args:
         relay_client: the client selected the `relay.v1` subprotocol.
         instance_id: which process answers, for clients that may meet several behind one address.
+        direct: what this client is told of the direct route; OpenPI's read it in the upgrade's response.
     """
-    if bare_path(path).endswith(VLLM_PATH):
-        return VllmDialect(settings, instance_id)
+    if is_vllm(path):
+        return VllmDialect(settings, instance_id, direct)
     return OpenPIDialect(settings, relay_client)
 
 
@@ -209,13 +222,14 @@ class VllmDialect:
     Args:
         settings: how long a client may be quiet.
         instance_id: which process answers.
+        direct: what the client is told of the direct route.
     """
 
     name = "vllm"
 
-    def __init__(self, settings: ServerSettings, instance_id: str) -> None:
+    def __init__(self, settings: ServerSettings, instance_id: str, direct: Mapping[str, str] = NOTHING) -> None:
         self.idle_timeout = settings.idle_timeout
-        self._instance_id = instance_id
+        self._told = {INSTANCE_KEY: instance_id, "max_payload_bytes": MAX_MESSAGE_BYTES, **direct}
 
     def greeting(self, spec: PolicySpec) -> bytes:
         """`policy_server_config` as the policy's family states it, and what every server of ours tells about itself."""
@@ -223,7 +237,7 @@ class VllmDialect:
             **_roboarena_handshake(spec),
             **_told({"action_horizon": spec.action_horizon, "action_dim": spec.action_dim}, spec),
         }
-        return pack({**config, "instance_id": self._instance_id, "max_payload_bytes": MAX_MESSAGE_BYTES})
+        return pack({**config, **self._told})
 
     def notes_travel(self, request: Infer) -> bool:
         """Clients read any further key of a reply as an action group."""

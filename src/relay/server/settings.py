@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal, get_args
 
+from relay.protocol.direct_route import is_sha256, read_direct_url
 from relay.protocol.wording import quoted
 from relay.server.admission import checked_host, checked_origin
 from relay.server.api_keys import ApiKeys, read_api_keys
@@ -39,6 +40,14 @@ class ServerSettings:
         allowed_origins: web pages that may connect, as `https://host` or `https://host:port`; others are refused.
         allowed_hosts: names under which the server may be asked for, without ports; empty for any.
         tls: clients connect with TLS if given; see `relay.server.tls.tls_context`.
+        max_connections_per_key: most open connections of clients with the same API key; None for no limit of its own.
+        direct_url: address that leads past any proxy to this very process, as clients elsewhere reach it; None for no
+            direct route. The path that selects policy and dialect is appended to it.
+        direct_host: address of a port of its own for the direct route; by default `host`.
+        direct_port: that port, which opens to tickets only; 0 takes any free one. None leaves it to `port`.
+        direct_tls: TLS on that port; by default `tls`.
+        direct_cert_sha256: digest of the certificate that clients meet at `direct_url`, which they then check instead
+            of an authority's signature; see `relay.server.tls.certificate_sha256`.
     """
 
     host: str = "127.0.0.1"
@@ -59,6 +68,12 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    max_connections_per_key: int | None = None
+    direct_url: str | None = None
+    direct_host: str | None = None
+    direct_port: int | None = None
+    direct_tls: ssl.SSLContext | None = field(default=None, repr=False)
+    direct_cert_sha256: str | None = None
 
     @property
     def several_tenants(self) -> bool:
@@ -74,7 +89,7 @@ class ServerSettings:
             raise ValueError(f"metrics_port must be between 0 (no metrics) and 65535, got {self.metrics_port}")
         if self.metrics_port and self.metrics_port == self.port:
             raise ValueError(f"metrics_port must differ from port, got {self.port} for both")
-        for name in ("max_batch", "max_queue", "max_connections", "prepare_threads"):
+        for name in ("max_batch", "max_queue", "max_connections", "max_connections_per_key", "prepare_threads"):
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -92,6 +107,29 @@ class ServerSettings:
             checked_origin(origin)
         for host in self.allowed_hosts:
             checked_host(host)
+        self._check_direct_route()
+
+    def _check_direct_route(self) -> None:
+        for name in ("direct_host", "direct_port", "direct_tls", "direct_cert_sha256"):
+            if self.direct_url is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} is given without direct_url, the address that clients are told")
+        if self.direct_url is None:
+            return
+        parts = read_direct_url(self.direct_url)
+        if parts.query:
+            raise ValueError(f"direct_url is {quoted(self.direct_url)}; a path is appended, so it takes no query")
+        if self.direct_host is not None:
+            _check_address("direct_host", self.direct_host)
+        if self.direct_port is None:
+            for name in ("direct_host", "direct_tls"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is given without direct_port, the port that it belongs to")
+        elif not 0 <= self.direct_port <= 65_535:
+            raise ValueError(f"direct_port must be between 0 (any) and 65535, got {self.direct_port}")
+        if self.direct_cert_sha256 is not None and not is_sha256(self.direct_cert_sha256):
+            raise ValueError(f"direct_cert_sha256 is {quoted(self.direct_cert_sha256)}; expected 64 hexadecimal digits")
+        if parts.scheme == "ws" and (self.direct_cert_sha256 or self.direct_tls):
+            raise ValueError(f"direct_url is {quoted(self.direct_url)}, but there is TLS at its end; expected wss://")
 
 
 def _check_address(name: str, address: str) -> None:
