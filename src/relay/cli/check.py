@@ -39,12 +39,10 @@ class Check:
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
 
     embodiment: str | None = None
-    """For groot and dreamzero: which of the robots that the checkpoint was trained on, by its tag; needed where it
-    knows several."""
+    """For groot and dreamzero: which of the checkpoint's robots, by its tag; needed where it was trained on several."""
 
     cameras: Literal["roboarena", "droid"] | None = None
-    """For dreamzero: whether clients number DROID's exterior cameras from 0, as RoboArena does, or from 1, as DROID
-    does; by default the checkpoint's own setting, or RoboArena's."""
+    """For dreamzero: how clients number DROID's two exterior cameras; by default the folder's own."""
 
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""

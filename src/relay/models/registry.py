@@ -30,7 +30,7 @@ class _Family:
 
 _PI0 = _Family("relay.models.pi0", ("config", "robot", "compile", "rtc_schedule", "rtc_max_guidance_weight"))
 _GROOT = _Family("relay.models.groot", ("embodiment", "resize"))
-_DREAMZERO = _Family("relay.models.dreamzero", ("embodiment", "cameras"))
+_DREAMZERO = _Family("relay.models.dreamzero", ("embodiment", "cameras", "schedule", "session_memory"))
 
 _FAMILIES = {
     "demo": _PI0,
@@ -49,6 +49,8 @@ OWN_OPTIONS: Mapping[str, Any] = {
     "embodiment": None,
     "resize": "exact",
     "cameras": None,
+    "schedule": "fixed",
+    "session_memory": None,
     "rtc_schedule": "linear",
     "rtc_max_guidance_weight": 10.0,
 }
@@ -82,6 +84,9 @@ def load(
     compile: bool = False,
     decode: str = "auto",
     resize: str = "exact",
+    cameras: str | None = None,
+    schedule: str = "fixed",
+    session_memory: float | None = None,
     rtc_schedule: str = "linear",
     rtc_max_guidance_weight: float = 10.0,
     progress: Progress = lambda phase, share: None,
@@ -105,6 +110,9 @@ def load(
         compile: with graphs, whether small functions are compiled.
         decode: of JPEG frames: `auto`, `cpu` or `gpu`.
         resize: of frames: `exact`, as in training, or `fast`.
+        cameras: how clients number DROID's exteriors: `roboarena` or `droid`; None keeps the checkpoint's.
+        schedule: which steps run the network: `fixed`, or `dynamic`, wherever it changes much.
+        session_memory: GB of device memory for what sessions remember; None takes what is free.
         rtc_schedule, rtc_max_guidance_weight: how real-time chunking guides; see `engine/chunking.py`.
 
     Raises:
@@ -120,6 +128,8 @@ def load(
         "embodiment": embodiment,
         "resize": resize,
         "cameras": cameras,
+        "schedule": schedule,
+        "session_memory": session_memory,
         "rtc_schedule": rtc_schedule,
         "rtc_max_guidance_weight": rtc_max_guidance_weight,
     }

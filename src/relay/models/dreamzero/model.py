@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from relay.models.dreamzero.branches import BranchPlan, Flows
 from relay.models.dreamzero.dit import CrossKeys, Joined
 from relay.models.dreamzero.memory import Episode, Keys, SessionMemory
 from relay.models.dreamzero.schedule import STEPS, UniPC, grid
@@ -20,6 +21,8 @@ from relay.models.dreamzero.weights import Network
 
 GUIDANCE = 5.0
 """How far the video's flow is pushed away from the negative prompt's; the actions' flow is not."""
+
+BOTH = BranchPlan()
 
 KEPT_PROMPTS = 16
 """Prompts whose embeddings are kept, 4 MB each at full size."""
@@ -65,9 +68,11 @@ class DreamZero:
 
     Args:
         negative_prompt: token ids that guidance pushes away from, without padding.
+        plan: which branches of guidance are computed here; by default both.
     """
 
-    def __init__(self, network: Network, negative_prompt: tuple[int, ...]) -> None:
+    def __init__(self, network: Network, negative_prompt: tuple[int, ...], plan: BranchPlan = BOTH) -> None:
+        self.plan = plan
         self.network, self.config = network, network.config
         self._negative_prompt = negative_prompt
         self._embedded: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
@@ -134,6 +139,7 @@ class DreamZero:
         held = keys.held(episode)
         keys.latents = keys.latents[:held]  # of another episode, or of an inference that failed
         if held == 0:
+            keys.cross = ()  # before the new ones, which take as much again
             keys.cross = self._cross_keys(episode)
         start = sum(latents.shape[2] for latents in keys.latents)
         for latents in episode.latents[held:]:
@@ -144,7 +150,7 @@ class DreamZero:
 
     def _prefill(self, episode: Episode, keys: Keys, latents: Tensor, start: int) -> None:
         """Write the keys and values of observed frames."""
-        video = self._joined(episode, latents, start).expand(self._branches, -1, -1, -1, -1)
+        video = self._joined(episode, latents, start).expand(self.plan.count, -1, -1, -1, -1)
         dit = self.network.dit
         dit(video, 0, start, keys.memory, start * self.config.dit.frame_tokens, keys.cross)
 
@@ -160,8 +166,6 @@ class DreamZero:
     ) -> tuple[Tensor, Tensor]:
         """Actions and video from noise; both stay float32 between the network's passes."""
         video, actions = (part.to(self.device, torch.float32) for part in noise)
-        start, cached = episode.frames, episode.frames * self.config.dit.frame_tokens
-        block = (start - 1) // self.config.block_frames
         state = state.to(self.device, self.dtype)[None, None]  # (1, 1, state_dim)
         video_grid, action_grid = grid(self.config.video_final_noise), grid()
         of_video, of_actions = UniPC(video_grid), UniPC(action_grid)
@@ -170,27 +174,48 @@ class DreamZero:
         for number in range(STEPS):
             if steps.runs(number, flows):
                 guided = want_video or number != steps.last
-                branches = self._branches if guided else 1
-                joined = Joined(
-                    actions.to(self.dtype).expand(branches, -1, -1),
-                    state.expand(branches, -1, -1),
-                    action_grid.timesteps[number],
-                    block,
-                )
-                flow, action_flow = self.network.dit(
-                    self._joined(episode, video.to(self.dtype), start).expand(branches, -1, -1, -1, -1),
-                    video_grid.timesteps[number],
-                    start,
-                    keys.memory[:, :, :branches],
-                    cached,
-                    [CrossKeys(*(part[:branches] for part in block)) for block in keys.cross],
-                    joined,
-                )
-                flow, action_flow = flow.float(), action_flow[:1].float()
+                timesteps = video_grid.timesteps[number], action_grid.timesteps[number]
+                rows = self.plan.rows(guided=guided)
+                mine = self._flows(episode, keys, (video, actions, state), timesteps, rows) if rows else None
+                flow, action_flow = self.plan.together(mine, self.device)
+                action_flow = action_flow[:1]
                 flows = [*flows[-1:], flow[1:] + GUIDANCE * (flow[:1] - flow[1:]) if guided else flow]
             video = of_video.step(number, flows[-1], video)
             actions = of_actions.step(number, action_flow, actions)
         return actions, video
+
+    def _flows(
+        self,
+        episode: Episode,
+        keys: Keys,
+        moving: tuple[Tensor, Tensor, Tensor],
+        timesteps: tuple[int, int],
+        rows: int,
+    ) -> Flows:
+        """One pass of the first `rows` branches.
+
+        Args:
+            moving: video, actions and state, one row each.
+            timesteps: of video and actions.
+        """
+        video, actions, state = moving
+        start = episode.frames
+        joined = Joined(
+            actions.to(self.dtype).expand(rows, -1, -1),
+            state.expand(rows, -1, -1),
+            timesteps[1],
+            (start - 1) // self.config.block_frames,
+        )
+        flow, action_flow = self.network.dit(
+            self._joined(episode, video.to(self.dtype), start).expand(rows, -1, -1, -1, -1),
+            timesteps[0],
+            start,
+            keys.memory[:, :, :rows],
+            start * self.config.dit.frame_tokens,
+            [CrossKeys(*(part[:rows] for part in block)) for block in keys.cross],
+            joined,
+        )
+        return Flows(flow.float(), action_flow.float())
 
     def _joined(self, episode: Episode, latents: Tensor, start: int) -> Tensor:
         """Latents with what the window began with beside them, where the network wants that."""
@@ -202,8 +227,9 @@ class DreamZero:
         return torch.cat((latents, beside), 1)
 
     def _cross_keys(self, episode: Episode) -> list[CrossKeys]:
-        text = torch.cat([self._embed(episode.prompt), self._embed(self._negative_prompt)])
-        return self.network.dit.cross_keys(text, episode.image.to(self.device).expand(self._branches, -1, -1))
+        prompts = [episode.prompt] * self.plan.prompt + [self._negative_prompt] * self.plan.negative
+        text = torch.cat([self._embed(prompt) for prompt in prompts])  # (branches, 512, width)
+        return self.network.dit.cross_keys(text, episode.image.to(self.device).expand(self.plan.count, -1, -1))
 
     def _embed(self, prompt: tuple[int, ...]) -> Tensor:
         """(1, 512, width), kept for the next time."""
@@ -216,7 +242,7 @@ class DreamZero:
 
     def _new_memory(self) -> Tensor:
         config = self.config
-        return self.network.dit.new_memory(self._branches, config.window_tokens + config.action_horizon + 1)
+        return self.network.dit.new_memory(self.plan.count, config.window_tokens + config.action_horizon + 1)
 
     def _pixels(self, frames: Tensor) -> Tensor:
         """Frames uint8 (T, height, width, 3) as (1, 3, T, height, width) in [-1, 1]."""
@@ -227,10 +253,6 @@ class DreamZero:
             flat = torch.nn.functional.interpolate(flat, self.config.video_size, mode="bilinear", align_corners=False)
             return flat.transpose(0, 1)[None]
         return (pixels - 0.5) / 0.5
-
-    @property
-    def _branches(self) -> int:
-        return 2
 
 
 def _nine_frames(frames: Tensor) -> Tensor:
