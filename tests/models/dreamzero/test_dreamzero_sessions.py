@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from golden_engine import actions, answer, golden_engine, observation, undisturbed
-from tiny_dreamzero import SCENARIOS
+from golden_engine import actions, answer, golden_engine, observation, observed, undisturbed
+from tiny_dreamzero import SCENARIOS, frames
 
 from relay.engine.base import Failure
 from relay.models.dreamzero.engine import DreamZeroEngine
@@ -90,6 +90,20 @@ def test_a_session_set_aside_before_a_call_goes_on_in_another_place(before: int)
     again.restore(snapshot)
     for number in range(before, 6):
         check(engine, again, "base", number)
+
+
+def test_a_session_set_aside_keeps_the_frames_that_lead_single_ones() -> None:
+    engine = golden_engine()
+    pictures = frames("one by one", 4).numpy()
+    sessions = [engine.open_session() for _ in range(2)]
+    given: list[list[bytes]] = [[], []]
+    for number, picture in enumerate(pictures):
+        snapshot = sessions[0].evict()
+        sessions[0] = engine.open_session()
+        sessions[0].restore(snapshot)
+        for session, replies in zip(sessions, given, strict=True):
+            replies.append(actions(engine, session, observed(str(number), picture)).tobytes())
+    assert given[0] == given[1]
 
 
 def test_a_session_set_aside_keeps_nothing_on_the_device_and_little_beside_it() -> None:
@@ -196,6 +210,7 @@ def test_sessions_that_are_never_closed_take_what_the_limit_says() -> None:
     aside = [session.nbytes for session in sessions if not session.resident_bytes]
     assert len(aside) == 6
     assert max(aside) == min(aside)
+    assert engine.residents.most == 2
 
 
 def tensor_bytes() -> int:

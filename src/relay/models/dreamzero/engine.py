@@ -267,7 +267,7 @@ class DreamZeroEngine:
             self.remarks.append(
                 f"--session-memory {residents.limit / 1e9:g}: only {room / 1e9:.3g} GB are free for sessions"
             )
-        logger.info("%d sessions fit on %s", residents.limit // residents.session_bytes, self.model.device)
+        logger.info("%s has room for %d sessions at a time", self.model.device, residents.most)
 
     def _answer(self, work: Work) -> Chunk | Failure:
         """One row, with its session's memory; a failure leaves that as it was."""

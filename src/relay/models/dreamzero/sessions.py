@@ -86,6 +86,11 @@ class Residents:
         return len(self._held)
 
     @property
+    def most(self) -> int | None:
+        """How many there may be; None for as many as the device holds."""
+        return None if self.limit is None else self.limit // self.session_bytes
+
+    @property
     def nbytes(self) -> int:
         """What they take on the device."""
         return sum(session.resident_bytes for session in self._held)
