@@ -72,7 +72,6 @@ def load(
     config: str | None = None,
     robot: str | None = None,
     embodiment: str | None = None,
-    cameras: str | None = None,
     tokenizer: Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
@@ -99,7 +98,6 @@ def load(
         config: one of the family's named configurations, for what the folder doesn't say.
         robot: a robot profile's name or YAML file.
         embodiment: which of the robots that the checkpoint was trained on, by its tag.
-        cameras: how clients number DROID's exterior cameras, `roboarena` or `droid`.
         tokenizer: a tokenizer file outside the checkpoint folder.
         device: a torch device, or `auto`.
         dtype: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
