@@ -86,7 +86,7 @@ class PolicyOptions:
 
     session_memory: float | None = None
     """For dreamzero: GB of device memory for what sessions remember; those used longest ago are set aside and computed
-    again when they go on. By default what is free once the model is loaded."""
+    again when they go on. By default what is free once the model is loaded, for 16 of them at most."""
 
     rtc_schedule: Literal["linear", "exp", "ones", "zeros"] = "linear"
     """Real-time chunking: how the weight of the previous chunk falls behind the steps executed meanwhile."""

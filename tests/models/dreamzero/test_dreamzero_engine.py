@@ -269,7 +269,28 @@ def test_warm_up_leaves_no_session_behind_and_finds_out_how_much_they_may_take(f
     assert engine.residents.limit is None
     engine.warm_up(lambda phase, share: None)
     assert len(engine.residents) == 0
-    assert engine.residents.limit >= engine.residents.session_bytes
+    assert 1 <= engine.residents.most <= 16
+
+
+@pytest.mark.parametrize(("sessions", "most"), [(0.5, 1), (1.2, 1), (3.0, 2), (40.0, 16), (None, 16)])
+def test_as_many_sessions_fit_as_there_is_memory_for_and_one_at_least(
+    sessions: float | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = golden_engine()
+    needed = engine._footprint
+    free = None if sessions is None else int(sessions * needed.session) + needed.work
+    monkeypatch.setattr("relay.models.dreamzero.engine.free_memory", lambda device: free)
+    engine.warm_up(lambda phase, share: None)
+    assert engine.residents.most == most
+
+
+def test_more_memory_than_there_is_for_sessions_is_remarked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = golden_engine(sessions=4)
+    free = int(2.5 * engine._footprint.session) + engine._footprint.work
+    monkeypatch.setattr("relay.models.dreamzero.engine.free_memory", lambda device: free)
+    engine.warm_up(lambda phase, share: None)
+    assert engine.residents.most == 4
+    assert any("GB are free for sessions" in remark for remark in engine.remarks)
 
 
 def test_a_loaded_policy_tells_its_evaluations_and_sizes(folder: Path) -> None:
@@ -314,6 +335,7 @@ def test_weights_that_are_not_finite_end_the_start(folder: Path) -> None:
         ({"schedule": "quick"}, "--schedule must be fixed or dynamic, got 'quick'"),
         ({"cameras": "reversed"}, "--cameras is 'reversed', expected roboarena or droid"),
         ({"session_memory": 0.001}, "--session-memory 0.001: one session takes 0.00416 GB; give at least that"),
+        ({"session_memory": float("inf")}, "--session-memory must be a number of GB, got inf"),
         ({"adapters": AdapterChoice({"cups": Path("cups")})}, "dreamzero takes no LoRA adapters yet"),
         ({"dtype": "float16"}, "--dtype must be auto or float32 or bfloat16"),
     ],

@@ -192,7 +192,7 @@ def test_a_session_that_never_answered_is_closed_as_well() -> None:
 def test_sessions_one_after_the_other_leave_the_memory_flat() -> None:
     engine = golden_engine()
     sizes: list[int] = []
-    for _ in range(20):
+    for _ in range(10):
         session = engine.open_session()
         for number in range(2):
             actions(engine, session, observation("base", number), num_steps=5)

@@ -7,6 +7,7 @@ request is answered and at no other time.
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
@@ -49,6 +50,10 @@ NO_ADAPTERS = AdapterChoice()
 
 _MARGIN = 0.05
 """Share of the free memory that sessions leave alone besides what an inference works in."""
+
+_MOST_RESIDENTS = 16
+"""Sessions on the device by default, though more may fit: requests run one after the other, so that no device answers
+as many robots in time, and those that went away leave theirs behind."""
 
 _NOT_TOLD = ("model", "cameras", "state_dim", "action_horizon", "action_dim", "num_steps")
 
@@ -94,6 +99,8 @@ def load(
         raise CheckpointError(
             "--num-steps and --schedule dynamic exclude each other: the network itself tells when it rests"
         )
+    if session_memory is not None and not math.isfinite(session_memory):
+        raise CheckpointError(f"--session-memory must be a number of GB, got {session_memory}")
     if adapters.any:
         raise CheckpointError(
             f"{name} takes no LoRA adapters yet: leave --adapter and --adapter-root out, or merge one into the weights"
@@ -127,7 +134,8 @@ class DreamZeroEngine:
     Args:
         evaluations: passes of the network for requests that don't say.
         dynamic: such requests let the network rest where it changes little, and `evaluations` is not used.
-        session_memory: most bytes on the device for keys and values of sessions; None takes what is free after warm-up.
+        session_memory: most bytes on the device for keys and values of sessions; None takes what is free after warm-up,
+            for 16 of them at most.
         decode: what decodes JPEG frames, as in `choose_decoder`.
         graphs_wanted: the device has CUDA graphs and they were not turned off; this engine has none yet, and says so.
 
@@ -254,16 +262,15 @@ class DreamZeroEngine:
             logger.warning("%s", remark)
 
     def _set_limit(self) -> None:
-        """By default sessions may take what is free now, but for what an inference needs and a margin."""
+        """By default as many sessions as are of use may take what is free, but for what a pass needs and a margin."""
         self._give_back()
         free = free_memory(self.model.device)
-        if free is None:
-            return
-        room = int(free * (1 - _MARGIN)) - self._footprint.work
         residents = self.residents
+        most = _MOST_RESIDENTS * residents.session_bytes
+        room = most if free is None else int(free * (1 - _MARGIN)) - self._footprint.work
         if residents.limit is None:
-            residents.limit = max(room, residents.session_bytes)
-        elif residents.limit > room:
+            residents.limit = min(max(room, residents.session_bytes), most)
+        elif free is not None and residents.limit > room:
             self.remarks.append(
                 f"--session-memory {residents.limit / 1e9:g}: only {room / 1e9:.3g} GB are free for sessions"
             )
