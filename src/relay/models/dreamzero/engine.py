@@ -254,7 +254,7 @@ class DreamZeroEngine:
                 if isinstance(answer.error, NonFiniteActions):
                     raise CheckpointError(
                         "this checkpoint gives actions that are not finite: its weights are damaged"
-                    ) from None
+                    ) from answer.error
                 raise answer.error
         self.close_session(session)
         self._set_limit()
