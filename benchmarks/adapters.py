@@ -69,12 +69,14 @@ def measure_demo(rank: int, rounds: int) -> None:
             and "vision" not in name
             and ((part in name and name.removesuffix(".weight").endswith(ends)) or (heads and "action_" in name))
         ]
-        adapter = pack(random_adapter(model, names, rank), model)
-        for count in (1, 4):
+        adapters = tuple(pack(random_adapter(model, names, rank), model) for _ in range(2))
+        for count, mixed in ((1, False), (4, False), (4, True)):
             batch, noise = check_batch(model.config, count)
             inputs = assemble(model, batch, noise)
-            resident = ResidentAdapters(model, lambda adapter=adapter: (adapter,), 2**30)
-            rows: Sequence[Pi0Adapter] = [adapter] * count
+            resident = ResidentAdapters(model, lambda adapters=adapters: adapters, 2**30)
+            rows: Sequence[Pi0Adapter | None] = [adapters[0]] * count
+            if mixed:
+                rows = [(*adapters, None)[row % 3] for row in range(count)]
             images = [len(row.images) for row in batch]
             resident.groups(rows)
 
@@ -85,7 +87,8 @@ def measure_demo(rank: int, rounds: int) -> None:
             def without(inputs=inputs) -> Tensor:
                 return model.sample_actions(inputs)
 
-            report(f"demo, {label}, {count} rows", without, with_adapter, rounds)
+            shared = "of two adapters and none" if mixed else "of one adapter"
+            report(f"demo, {label}, {count} rows {shared}", without, with_adapter, rounds)
 
 
 def measure_block(name: str, size: TransformerSize, tokens: int, rows: int, rank: int, rounds: int) -> None:

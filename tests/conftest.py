@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +43,8 @@ _NOTES = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as for jobs of a shell's background: Ctrl-C is tested
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_MODULES] = []
     config.stash[_NOTES] = []
 

@@ -26,7 +26,7 @@ def same(data: bytes) -> NDArray[np.uint8]:
 
 
 def brighter(data: bytes) -> NDArray[np.uint8]:
-    """A GPU whose pixels differ by one grey level, and which is faster than any CPU."""
+    """A GPU whose pixels differ by one grey level."""
     return np.minimum(decode_frame(data, "frame"), 254) + 1
 
 
@@ -37,6 +37,7 @@ def instant(data: bytes) -> NDArray[np.uint8]:
 
 _SIZES = ((224, 224), (640, 480), (1280, 720), (1920, 1080))
 _DECODED = {data: decode_frame(data, "trial") for size in _SIZES for data in trial(size)}
+_BRIGHTER = {data: np.minimum(frame, 254) + 1 for data, frame in _DECODED.items()}
 
 
 def test_the_cpu_decodes_where_there_is_no_gpu() -> None:
@@ -54,7 +55,7 @@ def test_auto_keeps_the_cpu_while_it_is_faster() -> None:
 
 
 def test_auto_never_takes_a_decoder_whose_pixels_differ() -> None:
-    assert choose_decoder("auto", CPU, brighter) == (decode_frame, None)
+    assert choose_decoder("auto", CPU, _BRIGHTER.__getitem__) == (decode_frame, None)
 
 
 def test_auto_takes_a_faster_decoder_with_the_same_pixels() -> None:

@@ -119,9 +119,18 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "no frame header": (b"\xff\xd8" + segment(0xDA), "is a damaged JPEG file: it has no frame header"),
     "no marker": (b"\xff\xd8\xff\xe0\x00\x02\x00\x00", "is a damaged JPEG file: no marker at byte 6"),
     "no segment": (b"\xff\xd8\xff\xe0\x00\x01\x00", "is a damaged JPEG file: no segment at byte 2"),
+    "marker without length": (
+        b"\xff\xd8\xff\xd0" + jpeg(4096, 4096)[2:],
+        "is a damaged JPEG file: no segment at byte 2",
+    ),
+    "stuffed byte": (b"\xff\xd8\xff\x00" + jpeg(4096, 4096)[2:], "is a damaged JPEG file: no segment at byte 2"),
     "endless segments": (b"\xff\xd8" + segment(0xE1) * 1_000_000, "is a JPEG file of more than 256 segments"),
     "endless padding": (b"\xff\xd8" + b"\xff" * 5_000_000, "is a JPEG file of more than 256 segments"),
     "endless scans": (jpeg() + b"\xff\xda" * 65, "is a JPEG file of 66 scans over 16x16 pixels: too many"),
+    "endless progressive scans, of all channels": (
+        jpeg(frame=0xC2).replace(segment(0xDA, b"\0"), segment(0xDA, b"\3")) + b"\xff\xda" * 65,
+        "is a JPEG file of 66 scans over 16x16 pixels: too many",
+    ),
     "some scans of a huge frame": (
         jpeg(4096, 4096) + b"\xff\xda" * 9,
         "is a JPEG file of 10 scans over 4096x4096 pixels: too many",
@@ -173,3 +182,13 @@ def test_reading_headers_takes_no_memory():
     finally:
         tracemalloc.stop()
     assert peak < 100_000
+
+
+@pytest.mark.parametrize("marker", [b"\xff\xd0", b"\xff\x01", b"\xff\x00"], ids=["restart", "temporary", "stuffed"])
+def test_no_second_header_hides_behind_a_marker_without_length(marker: bytes):
+    """A decoder goes on right behind it, at 5,000 pixels; whoever takes the next bytes for its length, elsewhere."""
+    large, small = jpeg(5000, 5000)[2:-2], jpeg()[2:]
+    behind = int.from_bytes(large[:2], "big") - len(large)
+    filling = segment(0xFE, bytes(60_000)) + segment(0xFE, bytes(behind - 60_004 - 2) + small)
+    with pytest.raises(ObservationError, match="no segment at byte 2"):
+        image_header(b"\xff\xd8" + marker + large + filling)

@@ -154,6 +154,36 @@ async def test_images_that_are_not_told_at_a_glance_are_left_to_the_threads(imag
     assert engine.places == ["thread"] * 2
 
 
+async def test_a_large_frame_does_not_pass_for_a_small_one_by_a_comment():
+    lie = b"\xff\xc0\x00\x11\x08\x00\x40\x00\x40\x03"  # begins as the frame header of 64x64 pixels
+    small, large = (
+        encode_frame(frame, Codec.JPEG_Q50) for frame in (FRAME[:64, :64], np.zeros((2048, 2048, 3), np.uint8))
+    )
+    engine = CountedEngine()
+    async with preparing() as preparation:
+        await prepare_until_here(preparation, engine, image=small)
+        await prepare(preparation, engine, image=large[:2] + b"\xff\xfe\x00\x0c" + lie + large[2:])
+    assert engine.places[-1] == "thread"
+
+
+async def test_what_is_refused_does_not_prove_its_kind_cheap():
+    engine = FailingEngine()
+    async with preparing() as preparation:
+        for _ in range(50):
+            with pytest.raises(ObservationError):
+                await prepare(preparation, engine, name="fail")
+        await prepare(preparation, engine, name="good")
+    assert set(engine.places) == {"thread"}
+
+
+async def test_an_observation_of_very_many_values_is_left_to_the_threads():
+    engine = CountedEngine()
+    async with preparing() as preparation:
+        await prepare_until_here(preparation, engine)
+        await prepare(preparation, engine, more=[[[0] * 100] * 10])
+    assert engine.places[-1] == "thread"
+
+
 async def test_one_turn_of_the_loop_prepares_only_so_much_in_place():
     engine = CountedEngine()
     async with preparing() as preparation:
@@ -234,16 +264,23 @@ async def test_who_gives_up_leaves_the_line():
 
 async def test_errors_are_the_same_in_place_and_in_a_thread():
     engine = FailingEngine()
+    places: set[str] = set()
     async with preparing() as preparation:
-        while set(engine.places) != {"here", "thread"}:
+        while places != {"here", "thread"}:
             with pytest.raises(ObservationError, match="no such state"):
-                await prepare(preparation, engine)
+                await prepare(preparation, engine, name="fail")
+            places.add(engine.places[-1])
+            await prepare(preparation, engine, name="good")
 
 
 class FailingEngine(CountedEngine):
+    """Refuses what is called so; other names of equal length are of the same kind."""
+
     def prepare(self, observation: Observation, options: Options) -> Prepared:
-        super().prepare(observation, options)
-        raise ObservationError("no such state")
+        prepared = super().prepare(observation, options)
+        if observation.get("name") == "fail":
+            raise ObservationError("no such state")
+        return prepared
 
 
 async def test_what_still_waits_is_cancelled_on_closing():

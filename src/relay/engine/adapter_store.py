@@ -127,7 +127,7 @@ class AdapterStore(Generic[T]):
             for name, folder in {**find_folders(self._choice), **self._by_call}.items():
                 try:
                     held[name] = self._load(name, folder, {**self._held, **held})
-                except (ValueError, OSError) as error:
+                except Exception as error:  # whatever is wrong with one, the others come and go
                     logger.error("adapter %s is not loaded anew: %s", name, error)
                     if name in self._held:
                         held[name] = self._held[name]

@@ -68,6 +68,7 @@ def read_peft(folder: Path, linears: Collection[str], without_effect: Collection
     source = SafetensorsSource(folder / WEIGHTS_FILE)
     modules, full, problems = _sort_out(source, config)
     problems += [f"missing: {name}, which target_modules names" for name in _untold(config, modules, linears)]
+    problems += [f"missing: {name}, which modules_to_save names" for name in _unsaved(config, full, linears)]
     refuse(folder, problems)
     pairs: dict[str, Pair] = {}
     for module, factors in modules.items():
@@ -116,12 +117,31 @@ def _refused_settings(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("bias", "none") not in ("none", "all", "lora_only"):
         yield f"bias is {_short(config['bias'])}; expected 'none', 'all' or 'lora_only'"
     for name in ("r", "lora_alpha"):
-        value = config.get(name, 8)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not _is_positive(value := config.get(name, 8)):
             yield f"{name} is {_short(value)}; expected a positive number"
     for name in ("rank_pattern", "alpha_pattern"):
-        if not isinstance(config.get(name) or {}, dict):
-            yield f"{name} is {_short(config[name])}; expected a map from module names to numbers"
+        patterns = config.get(name) or {}
+        if not isinstance(patterns, dict) or not all(_is_pattern(k) and _is_positive(v) for k, v in patterns.items()):
+            yield f"{name} is {_short(patterns)}; expected a map from module names to numbers"
+    for name in ("target_modules", "exclude_modules", "modules_to_save"):
+        value = config.get(name) or []
+        if not (_is_names(value) or (name != "modules_to_save" and _is_pattern(value))):
+            yield f"{name} is {_short(value)}; expected names of modules"
+
+
+def _is_positive(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _is_pattern(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and re.compile(value) is not None
+    except re.error:
+        return False
 
 
 def _sort_out(
@@ -159,7 +179,24 @@ def _is_saved_in_full(name: str, config: Mapping[str, Any]) -> bool:
     module, _, kind = name.rpartition(".")
     if kind == "bias" and config.get("bias", "none") != "none":
         return True
-    return any(f".{entry}." in f".{module}." for entry in config.get("modules_to_save") or ())
+    return any(_holds(entry, module) for entry in config.get("modules_to_save") or ())
+
+
+def _holds(entry: str, module: str) -> bool:
+    return f".{entry}." in f".{module}."
+
+
+def _unsaved(config: Mapping[str, Any], full: Collection[str], linears: Collection[str]) -> list[str]:
+    """What `modules_to_save` names and the file lacks: linear layers, or everything under a name."""
+    saved = {_plain(name) for name in full}
+    return sorted(
+        missing
+        for entry in config.get("modules_to_save") or ()
+        for missing in (
+            [name for name in linears if _holds(entry, name.removesuffix(".weight")) and name not in saved]
+            or ([] if any(_holds(entry, name) for name in saved) else [entry])
+        )
+    )
 
 
 def _ends_with(entry: str, module: str) -> bool:
@@ -180,7 +217,7 @@ def _untold(config: Mapping[str, Any], modules: Collection[str], linears: Collec
         if name not in found
         and _picks(target, prefix + name)
         and not _picks(config.get("exclude_modules") or (), prefix + name)
-        and not any(f".{entry}." in f".{name}." for entry in config.get("modules_to_save") or ())
+        and not any(_holds(entry, name) for entry in config.get("modules_to_save") or ())
     )
 
 

@@ -146,7 +146,8 @@ def _jpeg_segments(data: bytes) -> list[tuple[int, int, int]]:
             position += 1
             continue
         end = position + 2 + length
-        if length < 2:
+        # Some markers have no length: to decoders, the next segment begins right behind them.
+        if length < 2 or marker < 0xC0 or 0xD0 <= marker <= 0xD9:
             raise _Refused(f"is a damaged JPEG file: no segment at byte {position}")
         if end > len(data):
             raise IndexError

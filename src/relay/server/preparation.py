@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,8 +35,11 @@ TURN_S: Final = 0.002
 LARGEST_HERE: Final = 1 << 21
 """Bytes of arrays and decoded frames beyond which nothing is done in place, whatever was measured."""
 
-JPEG_HEADER: Final = 1024
-"""Where the frame header of a JPEG is looked for; cameras write it after 200 to 700 bytes."""
+MOST_VALUES: Final = 512
+"""In one observation; of more, looking at each would take a millisecond and more of the event loop."""
+
+JPEG_SEGMENTS: Final = 8
+"""How many segments of a JPEG are stepped over to its frame header; cameras write it after one to six."""
 
 REMEMBERED_KINDS: Final = 256
 
@@ -121,7 +125,7 @@ class Preparation:
         started = perf_counter()
         outcome, seconds = _measured(engine, observation, options)
         self._spent_here += perf_counter() - started
-        self._learn(kind, seconds)
+        self._learn(kind, outcome, seconds)
         return outcome
 
     def _begin_turn(self) -> None:
@@ -139,14 +143,17 @@ class Preparation:
 
     def _finish(self, task: _Task, outcome: _Outcome, seconds: float) -> None:
         self._busy -= 1
-        self._learn(task.kind, seconds)
+        self._learn(task.kind, outcome, seconds)
         if not task.outcome.done():
             task.outcome.set_result(outcome)
         self._feed_threads()
 
-    def _learn(self, kind: _Kind | None, seconds: float) -> None:
-        """Follow a rise at once and a fall slowly: one wrong guess blocks the loop, the other costs a hand-over."""
-        if kind is None:
+    def _learn(self, kind: _Kind | None, outcome: _Outcome, seconds: float) -> None:
+        """Follow a rise at once and a fall slowly: one wrong guess blocks the loop, the other costs a hand-over.
+
+        What was refused before the work was done says nothing of what the work takes.
+        """
+        if kind is None or (isinstance(outcome, Exception) and seconds <= self._seconds.get(kind, math.inf)):
             return
         if len(self._seconds) >= REMEMBERED_KINDS and kind not in self._seconds:
             self._seconds.clear()
@@ -198,18 +205,21 @@ def _measured(engine: Engine, observation: Observation, options: Options) -> tup
 
 def _kind(observation: Observation) -> _Kind | None:
     """What the work depends on, roughly; None for what is never done in place."""
-    sizes = [0, 0, 0]
+    sizes = [0, 0, 0, 0]
     try:
         _add_sizes(observation, sizes)
     except ObservationError:  # an unusual image, or one that the engine will refuse
         return None
-    if sum(sizes) > LARGEST_HERE:
+    plain, jpeg, other, _ = sizes
+    if plain + jpeg + other > LARGEST_HERE:
         return None
-    plain, jpeg, other = sizes
     return plain.bit_length(), jpeg.bit_length(), other.bit_length()
 
 
 def _add_sizes(value: Any, sizes: list[int]) -> None:
+    sizes[3] += 1
+    if sizes[3] > MOST_VALUES:
+        raise ObservationError("very many values")
     if isinstance(value, dict):
         for part in cast("dict[Any, Any]", value).values():
             _add_sizes(part, sizes)
@@ -229,11 +239,22 @@ def _add_sizes(value: Any, sizes: list[int]) -> None:
 def _baseline_bytes(data: bytes) -> int:
     """Decoded size of a baseline JPEG, at a glance, where reading all of its header would take a tenth of the decoding.
 
+    Segments are stepped over, as decoders do: a comment may hold what looks like a frame header.
+
     Raises:
         ObservationError: it has no such header near its beginning; a progressive file may take many times as long.
     """
-    start = data.find(b"\xff\xc0", 0, JPEG_HEADER)
-    if start < 0:
-        raise ObservationError("not a plain baseline JPEG")
-    height, width = data[start + 5 : start + 7], data[start + 7 : start + 9]
-    return 3 * int.from_bytes(height, "big") * int.from_bytes(width, "big")
+    start = 2
+    for _ in range(JPEG_SEGMENTS):
+        marker = data[start : start + 2]
+        if marker == b"\xff\xc0":
+            height, width = data[start + 5 : start + 7], data[start + 7 : start + 9]
+            return 3 * int.from_bytes(height, "big") * int.from_bytes(width, "big")
+        if marker not in _BEFORE_FRAME:
+            break
+        start += 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+    raise ObservationError("not a plain baseline JPEG")
+
+
+_BEFORE_FRAME: Final = frozenset(bytes((0xFF, marker)) for marker in (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE))
+"""Tables, restart interval, application data and comments."""

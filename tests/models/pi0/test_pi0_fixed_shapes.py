@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -222,6 +223,24 @@ def test_another_state_makes_another_prefix_for_pi0() -> None:
     other = replace(first, state=row(2).state)
     sample(fixed, [first])
     assert distance(sample(fixed, [other]), plain("pi0", [other])) <= 1e-5
+
+
+def test_a_batch_that_fails_between_two_equal_ones_takes_the_prefix_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = prepared("pi05", ShapePlan((2,), (32,), (1,)), reuse_bytes=MEGABYTE)
+    one, other = with_ids(row(1), b"a", b"b"), with_ids(row(2), b"c", b"d")
+    replay = fixed.graphs.replay
+
+    def fail_behind_the_prefix(key: Any) -> None:
+        replay(key)
+        if key[0] == "prefix":
+            raise RuntimeError("out of memory")
+
+    sample(fixed, [one])
+    monkeypatch.setattr(fixed.graphs, "replay", fail_behind_the_prefix)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        sample(fixed, [other])
+    monkeypatch.undo()
+    assert distance(sample(fixed, [one]), plain("pi05", [one])) <= 1e-5
 
 
 def test_a_batch_between_two_equal_ones_takes_the_prefix_away() -> None:
