@@ -15,6 +15,7 @@ import pytest
 
 HERE = Path(__file__).parent
 HAS_TORCH = find_spec("torch") is not None
+HAS_DREAMZERO = all(find_spec(package) for package in ("diffusers", "transformers", "ftfy"))
 HAS_VOCAB = all((HERE.parent / "vocab" / name).is_file() for name in ("gemma.json", "qwen3.json"))
 
 TORCH_FREE = ("protocol", "client", "server")
@@ -54,7 +55,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests, and tests that need torch, fetched tokenizer files or a GPU, saying how many and why.
+    """Leave out slow tests, and those that need torch, other packages, fetched files or a GPU, saying how many and why.
 
     With `-m EXPRESSION`, the expression decides about slow ones.
     """
@@ -66,6 +67,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if count or config.stash[_MODULES]:
             modules = len(config.stash[_MODULES])
             notes.append(f"torch is not installed: {count} tests and {modules} test modules are left out")
+    if not HAS_DREAMZERO and (count := _leave_out(config, items, lambda item: _marked(item, "dreamzero"))):
+        notes.append(f"diffusers, transformers or ftfy is not installed: {count} tests of DreamZero are left out")
     if not HAS_VOCAB and _leave_out(config, items, lambda item: _marked(item, "vocab")):
         notes.append("tests of published vocabularies are left out: `make vocab` fetches them")
     _leave_out(config, items, lambda item: _marked(item, "gpu") and not _has_gpu())

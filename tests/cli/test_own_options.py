@@ -25,6 +25,14 @@ Capture = pytest.CaptureFixture[str]
         ("groot", ("--config", "pi05_droid"), "--config is not an option of groot; its own are --embodiment, --resize"),
         ("groot", ("--robot", "droid"), "--robot is not an option of groot"),
         ("groot", ("--compile",), "--compile is not an option of groot"),
+        ("groot", ("--cameras", "droid"), "--cameras is not an option of groot"),
+        ("pi0", ("--session-memory", "20"), "--session-memory is not an option of pi0"),
+        ("demo", ("--schedule", "dynamic"), "--schedule is not an option of demo"),
+        (
+            "dreamzero",
+            ("--robot", "droid"),
+            "--robot is not an option of dreamzero; its own are --embodiment, --cameras, --schedule, --session-memory",
+        ),
     ],
 )
 def test_serving_refuses_an_option_of_another_model(
@@ -46,6 +54,8 @@ def test_a_serve_file_refuses_an_option_of_another_model(tmp_path: Path, capsys:
     [
         ("pi0", ("--embodiment", "libero_sim"), "--embodiment is not an option of pi0"),
         ("groot", ("--robot", "droid"), "--robot is not an option of groot"),
+        ("groot", ("--cameras", "droid"), "--cameras is not an option of groot"),
+        ("dreamzero", ("--config", "pi05_droid"), "--config is not an option of dreamzero"),
     ],
 )
 def test_checking_refuses_an_option_of_another_model(

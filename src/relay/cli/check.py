@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import tyro
 
@@ -30,7 +30,7 @@ class Check:
     """Folder of the checkpoint."""
 
     model: str | None = None
-    """The model it is meant to be served as: pi0, pi05 or groot; by default the folder's own."""
+    """The model it is meant to be served as: pi0, pi05, groot or dreamzero; by default the folder's own."""
 
     config: str | None = None
     """openpi's configuration that the checkpoint was trained with, such as pi05_droid, where the folder doesn't say."""
@@ -39,7 +39,10 @@ class Check:
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
 
     embodiment: str | None = None
-    """For groot: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
+    """For groot and dreamzero: which of the checkpoint's robots, by its tag; needed where it was trained on several."""
+
+    cameras: Literal["roboarena", "droid"] | None = None
+    """For dreamzero: how clients number DROID's two exterior cameras; by default the folder's own."""
 
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""
@@ -62,6 +65,10 @@ class Check:
     force: bool = False
     """Let --write and --write-profile replace files that say something else."""
 
+    prompts_from: Path | None = None
+    """For dreamzero: your copy of its repository; writes the sentences around its prompts into the folder first, as
+    prompts.json."""
+
     output: Path | None = None
     """Folder for frames.png, the frames as the model sees them."""
 
@@ -75,6 +82,7 @@ class Check:
         from relay.cli.report_text import print_json, print_report
 
         try:
+            self._write_prompts()
             report = self._inspect()
         except (ValueError, OSError) as error:
             return _fail(str(error))
@@ -95,6 +103,15 @@ class Check:
                     print(done, file=sys.stderr if self.json else sys.stdout)
         return code
 
+    def _write_prompts(self) -> None:
+        """Before the folder is looked at, as it wouldn't start without."""
+        if self.prompts_from is None:
+            return
+        from relay.models.dreamzero.prompts import make_prompts
+
+        done = make_prompts(self.prompts_from, self.checkpoint)
+        print(f"wrote {done}", file=sys.stderr if self.json else sys.stdout)
+
     def _inspect(self) -> Report:
         from relay.models import registry
         from relay.models.report import Sample
@@ -107,6 +124,7 @@ class Check:
             config=self.config,
             robot=self.robot,
             embodiment=self.embodiment,
+            cameras=self.cameras,
             tokenizer=self.tokenizer,
             sample=Sample(frames, self.prompt, state),
         )

@@ -26,7 +26,7 @@ class PolicyOptions:
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
 
     embodiment: str | None = None
-    """For groot: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
+    """For groot and dreamzero: which of the checkpoint's robots, by its tag; needed where it was trained on several."""
 
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""
@@ -75,6 +75,18 @@ class PolicyOptions:
 
     resize: Literal["exact", "fast"] = "exact"
     """For groot: frames resized exactly as in training, or faster and a grey level or two off."""
+
+    cameras: Literal["roboarena", "droid"] | None = None
+    """For dreamzero: how clients number DROID's two exterior cameras: roboarena from 0, droid from 1; the checkpoint's
+    own by default, else roboarena."""
+
+    schedule: Literal["fixed", "dynamic"] = "fixed"
+    """For dreamzero: the network runs --num-steps times (5, 6, 7, 8 or 16), or rests whenever it changes little, which
+    is not exact."""
+
+    session_memory: float | None = None
+    """For dreamzero: GB of device memory for what sessions remember; those used longest ago are set aside and computed
+    again when they go on. By default what is free once the model is loaded, for 16 of them at most."""
 
     rtc_schedule: Literal["linear", "exp", "ones", "zeros"] = "linear"
     """Real-time chunking: how the weight of the previous chunk falls behind the steps executed meanwhile."""

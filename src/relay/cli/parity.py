@@ -42,7 +42,8 @@ class Parity:
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
 
     embodiment: str | None = None
-    """For groot: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
+    """For groot and dreamzero: which of the robots that the checkpoint was trained on, by its tag; needed where it
+    knows several."""
 
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""

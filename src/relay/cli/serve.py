@@ -28,7 +28,7 @@ class Serve:
     """Serve policies over WebSocket until Ctrl-C or SIGTERM, then finish what is running."""
 
     model: tyro.conf.Positional[str]
-    """What to serve: demo, pi0, pi05 or groot; or a YAML file that names several policies."""
+    """What to serve: demo, pi0, pi05, groot or dreamzero; or a YAML file that names several policies."""
 
     policy: OmitArgPrefixes[PolicyOptions] = field(default_factory=PolicyOptions)
     listener: OmitArgPrefixes[ListenerOptions] = field(default_factory=ListenerOptions)

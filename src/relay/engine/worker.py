@@ -250,7 +250,7 @@ def _answer_rows(engine: Engine, batch: Sequence[Work], memory: _DeviceMemory) -
         return [_checked(row) for row in rows]
     if len(batch) > 1:
         logger.warning("a batch of %d rows failed and is run row by row", len(batch), exc_info=failed)
-    if _lacks_memory(failed):
+    if lacks_memory(failed):
         memory.free(failed)
     if len(batch) > 1:
         return [_answer_rows(engine, [row], memory)[0] for row in batch]
@@ -280,7 +280,7 @@ class _DeviceMemory:
 
     def is_exhausted(self, rows: Sequence[Chunk | Failure], now: float) -> bool:
         """Whether so many requests failed within a minute; true once for as many."""
-        failures = sum(isinstance(row, Failure) and _lacks_memory(row.error) for row in rows)
+        failures = sum(isinstance(row, Failure) and lacks_memory(row.error) for row in rows)
         self._failures.extend([now] * failures)
         if len(self._failures) < MEMORY_FAILURES or now - self._failures[0] > MEMORY_WINDOW_S:
             return False
@@ -337,7 +337,7 @@ def loses_device(error: BaseException) -> bool:
     )
 
 
-def _lacks_memory(error: BaseException) -> bool:
+def lacks_memory(error: BaseException) -> bool:
     """Whether the device had no room: of torch, a RuntimeError of its own kind or CUDA's own words."""
     return any(isinstance(link, (RuntimeError, MemoryError)) and OUT_OF_MEMORY in str(link) for link in _chain(error))
 

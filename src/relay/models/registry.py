@@ -30,12 +30,14 @@ class _Family:
 
 _PI0 = _Family("relay.models.pi0", ("config", "robot", "compile", "rtc_schedule", "rtc_max_guidance_weight"))
 _GROOT = _Family("relay.models.groot", ("embodiment", "resize"))
+_DREAMZERO = _Family("relay.models.dreamzero", ("embodiment", "cameras", "schedule", "session_memory"))
 
 _FAMILIES = {
     "demo": _PI0,
     "pi0": _PI0,
     "pi05": _PI0,
     "groot": _GROOT,
+    "dreamzero": _DREAMZERO,
 }
 
 NAMES = tuple(_FAMILIES)
@@ -46,6 +48,9 @@ OWN_OPTIONS: Mapping[str, Any] = {
     "compile": False,
     "embodiment": None,
     "resize": "exact",
+    "cameras": None,
+    "schedule": "fixed",
+    "session_memory": None,
     "rtc_schedule": "linear",
     "rtc_max_guidance_weight": 10.0,
 }
@@ -78,6 +83,9 @@ def load(
     compile: bool = False,
     decode: str = "auto",
     resize: str = "exact",
+    cameras: str | None = None,
+    schedule: str = "fixed",
+    session_memory: float | None = None,
     rtc_schedule: str = "linear",
     rtc_max_guidance_weight: float = 10.0,
     progress: Progress = lambda phase, share: None,
@@ -100,6 +108,9 @@ def load(
         compile: with graphs, whether small functions are compiled.
         decode: of JPEG frames: `auto`, `cpu` or `gpu`.
         resize: of frames: `exact`, as in training, or `fast`.
+        cameras: how clients number DROID's exteriors: `roboarena` or `droid`; None keeps the checkpoint's.
+        schedule: which steps run the network: `fixed`, or `dynamic`, wherever it changes much.
+        session_memory: GB of device memory for what sessions remember; None takes what is free.
         rtc_schedule, rtc_max_guidance_weight: how real-time chunking guides; see `engine/chunking.py`.
 
     Raises:
@@ -114,6 +125,9 @@ def load(
         "compile": compile,
         "embodiment": embodiment,
         "resize": resize,
+        "cameras": cameras,
+        "schedule": schedule,
+        "session_memory": session_memory,
         "rtc_schedule": rtc_schedule,
         "rtc_max_guidance_weight": rtc_max_guidance_weight,
     }
@@ -143,6 +157,7 @@ def inspect(
     config: str | None = None,
     robot: str | None = None,
     embodiment: str | None = None,
+    cameras: str | None = None,
     tokenizer: Path | None = None,
     sample: Sample | None = None,
 ) -> Report:
@@ -156,7 +171,7 @@ def inspect(
         UnknownModel: with the known names.
         ForeignOption: one of `OWN_OPTIONS` is given that the family doesn't take.
     """
-    given = {"config": config, "robot": robot, "embodiment": embodiment}
+    given = {"config": config, "robot": robot, "embodiment": embodiment, "cameras": cameras}
     if name is not None:
         check_options(name, given)
         return _inspected(_FAMILIES[name], name, checkpoint, given, tokenizer, sample)

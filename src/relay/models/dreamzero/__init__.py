@@ -1,0 +1,1 @@
+"""DreamZero: one causal video transformer that denoises the next frames and the next actions together."""

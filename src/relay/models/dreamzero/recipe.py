@@ -1,0 +1,316 @@
+"""What one embodiment of a checkpoint sends and takes: its views, state and actions, and the statistics of each.
+
+It stands in `experiment_cfg/conf.yaml` (keys, their order, how frames are cropped and resized, which actions are
+offsets) and `experiment_cfg/metadata.json` (statistics and sizes); dreamzero: groot/vla/model/n1_5/sim_policy.py reads
+the same entries. What a training run may say there and this server doesn't do is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relay.engine.json_entries import entry, entry_or
+from relay.engine.weights import CheckpointError
+from relay.models.dreamzero.config import DreamZeroConfig
+from relay.models.dreamzero.frames import Views
+from relay.protocol.wording import shown
+from relay.robots.plain_yaml import InvalidYaml, load_yaml
+
+FOLDER = "experiment_cfg"
+CONF_FILE, METADATA_FILE = "conf.yaml", "metadata.json"
+
+DROID = "oxe_droid"
+"""The embodiment whose wrist camera stands above both exteriors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One key of state or actions.
+
+    Attributes:
+        low, high: 1st and 99th percentile, float64 (width,), of actions also (action_horizon, width), by step.
+        relative: the network gives offsets from the state of this key.
+    """
+
+    key: str
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    relative: bool = False
+
+    @property
+    def width(self) -> int:
+        return self.low.shape[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One embodiment.
+
+    Attributes:
+        embodiment: its tag, such as `oxe_droid`.
+        cameras: keys of the views, in the order that they are stitched in.
+        horizon: actions of one answer.
+        state_width, action_width: of the network, padded.
+        formalize: instructions lose their punctuation.
+    """
+
+    embodiment: str
+    cameras: tuple[str, ...]
+    views: Views
+    state: tuple[Part, ...]
+    actions: tuple[Part, ...]
+    horizon: int
+    state_width: int
+    action_width: int
+    formalize: bool = False
+
+    @property
+    def action_dim(self) -> int:
+        """Numbers of an action in the robot's units."""
+        return sum(part.width for part in self.actions)
+
+
+def read_conf(path: Path) -> dict[str, Any]:
+    """The training run's configuration.
+
+    Raises:
+        CheckpointError: it is missing or no YAML of plain data.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no {FOLDER}/{path.name} in {path.parent.parent}; copy it from where it was trained")
+    try:
+        content = load_yaml(path.read_text("utf-8"))
+    except (InvalidYaml, UnicodeDecodeError, OSError) as error:
+        raise CheckpointError(f"{path.name} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path.name} holds {shown(content)}, expected a map")
+    return cast("dict[str, Any]", content)
+
+
+def find_embodiments(conf: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """The embodiments that have both settings and statistics."""
+    configs = conf.get("modality_configs")
+    known = cast("Mapping[str, Any]", configs) if isinstance(configs, dict) else {}
+    return tuple(tag for tag in metadata if tag in known or "video" in known)
+
+
+def read_recipe(
+    conf: Mapping[str, Any], metadata: Mapping[str, Any], embodiment: str, config: DreamZeroConfig
+) -> Recipe:
+    """One embodiment of a checkpoint.
+
+    Args:
+        conf: the content of `conf.yaml`; metadata: that of `metadata.json`.
+
+    Raises:
+        CheckpointError: naming what is missing, damaged or not done here.
+    """
+    if embodiment not in metadata:
+        known = ", ".join(find_embodiments(conf, metadata)) or "none"
+        raise CheckpointError(f"embodiment {embodiment!r} is not one of this checkpoint's; it has {known}")
+    own = entry(metadata, embodiment, dict, METADATA_FILE)
+    modalities = entry(own, "modalities", dict, _at(embodiment))
+    keys = _modality_keys(conf, embodiment)
+    steps = _steps(conf, embodiment)
+    _refuse_other_order(steps, keys)
+    offsets = _relative_keys(conf)
+    state = tuple(_part(own, "state", key, None) for key in keys["state"])
+    actions = tuple(_part(own, "action", key, config.action_horizon, relative=key in offsets) for key in keys["action"])
+    _check_modes(steps, keys)
+    _check_widths(state, actions, config)
+    return Recipe(
+        embodiment=embodiment,
+        cameras=keys["video"],
+        views=_views(keys["video"], modalities, steps, embodiment),
+        state=state,
+        actions=actions,
+        horizon=config.action_horizon,
+        state_width=config.state_dim,
+        action_width=config.action_dim,
+        formalize=_formalize(steps),
+    )
+
+
+_PREFIXES = {"video": "video.", "state": "state.", "action": "action."}
+
+
+def _modality_keys(conf: Mapping[str, Any], embodiment: str) -> dict[str, tuple[str, ...]]:
+    """By modality, the keys without their prefix, in order; one map for each embodiment, or one for the only one."""
+    configs = entry(conf, "modality_configs", dict, CONF_FILE)
+    own = entry(configs, embodiment, dict, f"{CONF_FILE}: modality_configs") if "video" not in configs else configs
+    found: dict[str, tuple[str, ...]] = {}
+    for modality, prefix in _PREFIXES.items():
+        place = f"{CONF_FILE}: modality_configs.{embodiment}.{modality}"
+        names = entry(entry(own, modality, dict, place), "modality_keys", list, place)
+        wrong = next((name for name in names if not (isinstance(name, str) and name.startswith(prefix))), None)
+        if wrong is not None or not names:
+            raise CheckpointError(f"{place}: modality_keys has {shown(wrong)}, expected names that begin with {prefix}")
+        found[modality] = tuple(name.removeprefix(prefix) for name in names)
+    return found
+
+
+def _steps(conf: Mapping[str, Any], embodiment: str) -> dict[str, list[dict[str, Any]]]:
+    """The transforms of training by the last part of their name, those left out that change nothing at inference."""
+    transforms = entry(conf, "transforms", dict, CONF_FILE)
+    place = f"{CONF_FILE}: transforms.{embodiment}"
+    found: dict[str, list[dict[str, Any]]] = {}
+    for step in entry(entry(transforms, embodiment, dict, place), "transforms", list, place):
+        if not isinstance(step, dict) or not isinstance(step.get("_target_"), str):
+            raise CheckpointError(f"{place}: {shown(step)} is not a transform with a _target_")
+        name = cast("str", step["_target_"]).rpartition(".")[2]
+        if name not in _DONE and name not in _NOTHING_TO_DO:
+            raise CheckpointError(f"{place}: {name} is not done by this server; it does {', '.join(_DONE)}")
+        if name in _DONE:
+            found.setdefault(name, []).append(cast("dict[str, Any]", step))
+    return found
+
+
+_DONE = (
+    "VideoCrop",
+    "VideoResize",
+    "StateActionTransform",
+    "PerHorizonActionTransform",
+    "ConcatTransform",
+    "DreamTransform",
+)
+_NOTHING_TO_DO = (
+    "VideoToTensor",
+    "VideoToNumpy",
+    "VideoColorJitter",
+    "VideoRandomGrayscale",
+    "VideoRandomPosterize",
+    "StateActionToTensor",
+)
+"""Changes of type, and colours that are varied in training only."""
+
+
+def _refuse_other_order(steps: Mapping[str, list[dict[str, Any]]], keys: Mapping[str, tuple[str, ...]]) -> None:
+    for step in steps.get("ConcatTransform", []):
+        for modality, prefix in _PREFIXES.items():
+            order = step.get(f"{modality}_concat_order")
+            if order is not None and order != [prefix + key for key in keys[modality]]:
+                raise CheckpointError(
+                    f"{CONF_FILE}: {modality}_concat_order is {order}, but modality_keys says another order"
+                )
+
+
+def _relative_keys(conf: Mapping[str, Any]) -> frozenset[str]:
+    """Keys whose actions are offsets from the state."""
+    wanted = any(entry_or(conf, name, False, CONF_FILE) for name in ("relative_action", "relative_action_per_horizon"))
+    return frozenset(entry_or(conf, "relative_action_keys", [], CONF_FILE) if wanted else ())
+
+
+def _check_modes(steps: Mapping[str, list[dict[str, Any]]], keys: Mapping[str, tuple[str, ...]]) -> None:
+    """Every key is scaled by its percentiles; the reference knows other ways, which no released checkpoint uses."""
+    modes: dict[str, Any] = {}
+    for name in ("StateActionTransform", "PerHorizonActionTransform"):
+        for step in steps.get(name, []):
+            modes |= entry_or(step, "normalization_modes", {}, f"{CONF_FILE}: {name}")
+            if step.get("target_rotations"):
+                raise CheckpointError(f"{CONF_FILE}: {name} has target_rotations, which this server doesn't do")
+    for modality in ("state", "action"):
+        for key in keys[modality]:
+            mode = modes.get(f"{modality}.{key}")
+            if mode != "q99":
+                raise CheckpointError(
+                    f"{CONF_FILE}: the normalization mode of {modality}.{key} is {shown(mode)}, expected 'q99'"
+                )
+
+
+def _part(own: Mapping[str, Any], modality: str, key: str, horizon: int | None, *, relative: bool = False) -> Part:
+    """One key with its percentiles."""
+    embodiment = str(own.get("embodiment_tag", "the embodiment"))
+    place = f"{METADATA_FILE}: {embodiment}.statistics.{modality}"
+    statistics = entry(entry(own, "statistics", dict, METADATA_FILE), modality, dict, place)
+    values = entry(statistics, key, dict, place)
+    low, high = (_percentiles(values, name, f"{place}.{key}", horizon) for name in ("q01", "q99"))
+    if low.shape != high.shape:
+        raise CheckpointError(f"{place}.{key}: q01 has shape {low.shape}, but q99 {high.shape}")
+    return Part(key, low, high, relative)
+
+
+def _percentiles(values: Mapping[str, Any], name: str, place: str, horizon: int | None) -> NDArray[np.float64]:
+    """(width,), or of actions (horizon, width)."""
+    given = entry(values, name, list, place)
+    try:
+        array = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise CheckpointError(f"{place}: {name} is not a list of numbers") from None
+    if array.ndim == 2 and horizon is not None:
+        if len(array) < horizon:
+            raise CheckpointError(f"{place}: {name} is of {len(array)} steps, but a chunk has {horizon}")
+        array = array[:horizon]
+    elif array.ndim != 1 or array.size == 0:
+        raise CheckpointError(f"{place}: {name} has shape {array.shape}, expected one number per dimension")
+    if not np.isfinite(array).all():
+        raise CheckpointError(f"{place}: {name} holds a number that is not finite")
+    return array
+
+
+def _check_widths(state: tuple[Part, ...], actions: tuple[Part, ...], config: DreamZeroConfig) -> None:
+    for what, parts, width in (("state", state, config.state_dim), ("actions", actions, config.action_dim)):
+        total = sum(part.width for part in parts)
+        if total > width:
+            raise CheckpointError(f"the {what} of {METADATA_FILE} have {total} numbers, but the network takes {width}")
+    widths = {part.key: part.width for part in state}
+    for part in actions:
+        if part.relative and widths.get(part.key) != part.width:
+            raise CheckpointError(
+                f"{CONF_FILE}: {part.key} is one of relative_action_keys and has {part.width} numbers, but the state "
+                f"has {widths.get(part.key, 'none')} of that key to start from"
+            )
+
+
+def _views(
+    cameras: tuple[str, ...],
+    modalities: Mapping[str, Any],
+    steps: Mapping[str, list[dict[str, Any]]],
+    embodiment: str,
+) -> Views:
+    place = f"{_at(embodiment)}.modalities.video"
+    video = entry(modalities, "video", dict, place)
+    sizes = {tuple(entry(entry(video, camera, dict, place), "resolution", list, place)) for camera in cameras}
+    if len(sizes) != 1:
+        raise CheckpointError(f"{place}: the views have the resolutions {sorted(sizes)}, expected one for all")
+    (size,) = sizes
+    if len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+        raise CheckpointError(f"{place}: resolution is {list(size)}, expected [width, height]")
+    crop = _only(steps, "VideoCrop", embodiment).get("scale")
+    if not isinstance(crop, int | float) or not 0 < crop <= 1:
+        raise CheckpointError(f"{CONF_FILE}: the scale of VideoCrop is {shown(crop)}, expected a share up to 1")
+    resize = _only(steps, "VideoResize", embodiment)
+    if resize.get("interpolation", "linear") != "linear" or resize.get("antialias", True) is not True:
+        raise CheckpointError(f"{CONF_FILE}: VideoResize is expected to be linear with antialias")
+    tile = tuple(entry(resize, side, int, f"{CONF_FILE}: VideoResize") for side in ("height", "width"))
+    droid = embodiment == DROID
+    if len(cameras) > 3 or (droid and len(cameras) != 3):
+        stitched = "three" if droid else "up to three"
+        raise CheckpointError(f"{place}: {embodiment} has {len(cameras)} views; {stitched} can be stitched")
+    width, height = size
+    return Views((height, width), float(crop), (tile[0], tile[1]), len(cameras), wrist_on_top=droid)
+
+
+def _formalize(steps: Mapping[str, list[dict[str, Any]]]) -> bool:
+    formalize = False
+    for step in steps.get("DreamTransform", []):
+        if step.get("always_use_default_instruction"):
+            raise CheckpointError(f"{CONF_FILE}: always_use_default_instruction is set, which this server doesn't do")
+        formalize = entry_or(step, "formalize_language", False, f"{CONF_FILE}: DreamTransform")
+    return formalize
+
+
+def _only(steps: Mapping[str, list[dict[str, Any]]], name: str, embodiment: str) -> dict[str, Any]:
+    found = steps.get(name, [])
+    if len(found) != 1:
+        raise CheckpointError(f"{CONF_FILE}: transforms.{embodiment} has {len(found)} {name}, expected one")
+    return found[0]
+
+
+def _at(embodiment: str) -> str:
+    return f"{METADATA_FILE}: {embodiment}"
