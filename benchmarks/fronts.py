@@ -3,10 +3,10 @@
     python benchmarks/fronts.py               about a minute
     python benchmarks/fronts.py --rounds 3    a first look
 
-One robot, three cameras, a policy that does nothing; the fronts run with the configurations of `deploy/`, without TLS, so
-that the hop alone is seen. The ways take turns in every round (A B C, B C A, ...); compare the ratios, not the milliseconds.
-"by round" is the middle half of the ratios of p50 within one round. `make fronts` fetches what is missing of Debian's
-programs. Results go to benchmarks/results/ as JSON.
+One robot, three cameras, a policy that does nothing; the fronts run with the configurations of `deploy/`, without TLS,
+so that the hop alone is seen. The ways take turns in every round (A B C, B C A, ...); compare the ratios, not the
+milliseconds. "by round" is the middle half of the ratios of p50 within one round. `make fronts` fetches what is missing
+of Debian's programs. Results go to benchmarks/results/ as JSON.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from relay.bench.observations import PROMPT, observations
 
 sys.path[:0] = [str(wire.HERE.parent / "tests/deploy"), str(wire.HERE.parent / "scripts")]
 
-import fronts  # noqa: E402
 from running_fronts import front  # noqa: E402
+
+import fronts  # noqa: E402
 
 WAYS = ("direct", "haproxy", "nginx")
 CODECS = (relay.Codec.JPEG_Q90, relay.Codec.RAW)

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import fronts
 import numpy as np
 import pytest
 import trustme
@@ -24,6 +23,7 @@ from stock_environment import STOCK_PYTHON, needs_stock, variables
 from threaded_server import serving
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+import fronts
 from relay import Codec, Policy, PolicyClient
 from relay.client import direct_route as client_side
 from relay.server.api_keys import read_api_keys
