@@ -1,4 +1,4 @@
-"""An environment of its own for what checks the deployment recipes: Modal's package, and linters of Docker and Kubernetes.
+"""An environment of its own for what checks the recipes: Modal's package, and linters of Docker and Kubernetes.
 
     python scripts/deploy_tools.py      makes .venv-deploy, or finds it, and prints its interpreter
 

@@ -1,4 +1,4 @@
-"""The recipes for Docker and Kubernetes: they are well-formed, agree with each other, and give the server what it takes.
+"""The recipes for Docker and Kubernetes: well-formed, of one mind with each other, and with what the server takes.
 
 No image is built here: there is no Docker engine in the project's checks.
 """
