@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import runpy
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from echo_engine import EchoEngine
 from stock_environment import FRAME, needs_stock
 from test_stock_peers import stock_server  # noqa: F401
+from threaded_server import serving
 
 from fault_proxy import FaultProxy, in_thread
 from relay.cli.main import main
+from relay.client.direct_route import failed_addresses
 from relay.protocol import msgpack_numpy
 
 EXAMPLE = Path(__file__).parents[2] / "examples/demo.py"
@@ -82,6 +87,22 @@ def test_on_vllm_omnis_path_only_the_clients_timings_are_shown_and_that_is_said(
     numbers = measured(demo_url + VLLM_PATH, "--calls", "3", "--warm-up", "1")
     assert set(numbers["stages_ms"]["p50"]) == {"encode", "link and server", "decode"}
     assert "Only the client's timings exist on this path" in capsys.readouterr().out
+
+
+def test_the_route_in_use_is_told_and_may_be_refused(
+    measured: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed_addresses.clear()
+    monkeypatch.delenv("WALLE_DIRECT", raising=False)
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    with serving(EchoEngine(), direct_url=f"ws://127.0.0.1:{port}", direct_port=port) as url:
+        numbers = measured(url, "--calls", "3")
+        assert numbers["route"] == "direct"
+        assert "direct, to the server's own address" in capsys.readouterr().out
+        output = tmp_path / "stayed.json"
+        assert main(["bench", url, "--calls", "3", "--codec-rounds", "0", "--no-direct", "--output", str(output)]) == 0
+    assert json.loads(output.read_text())["route"] == "proxied"
 
 
 @needs_stock

@@ -116,11 +116,13 @@ def _how(measurement: Measurement) -> str:
             "Link: the client's time from the first byte sent to the reply received, less what the server says it "
             "spent; how it divides into the two directions cannot be told from that."
         )
-    else:
+    elif measurement.bare_replies:
         lines.append(
             "Only the client's timings exist on this path: vLLM-Omni's replies are bare actions. On a relay server, "
             "the same address without /v1/realtime/robot/openpi tells the others."
         )
+    else:
+        lines.append("Only the client's timings exist: this server's replies hold none.")
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import relay
 from relay.bench.calls import Call, make_calls
@@ -19,6 +20,7 @@ from relay.bench.codecs import COMPARED, CodecFigures, compare_codecs, figures
 from relay.bench.observations import PROMPT, observations
 from relay.bench.stages import Link, fitted_link
 from relay.client.access import shown
+from relay.client.peer import VLLM_PATH
 from relay.protocol.images import Codec
 
 Progress = Callable[[str], None]
@@ -76,6 +78,7 @@ class Measurement:
         metadata: what it said about its policy.
         calls: those that count, in their order.
         compared: by codec, those that were compared.
+        bare_replies: the path is vLLM-Omni's, whose replies have no room for timings.
         link: what they say about it; None where the server doesn't tell enough.
         busy: what the machine had to do besides, where that is much.
         started: UTC, ISO 8601.
@@ -88,6 +91,7 @@ class Measurement:
     metadata: Mapping[str, Any]
     calls: tuple[Call, ...]
     compared: tuple[CodecFigures, ...]
+    bare_replies: bool
     link: Link | None
     busy: str | None
     started: str
@@ -140,6 +144,7 @@ def measure(
             metadata,
             tuple(calls),
             tuple(figures(codec, group) for codec, group in compared.items()),
+            urlsplit(parameters.url).path.rstrip("/").endswith(VLLM_PATH),
             fitted_link(list(compared.values())),
             busy,
             started,
