@@ -1,7 +1,7 @@
 """How long a call to a policy server takes from here, and where its time goes; needs nothing but the client.
 
     python examples/demo.py ws://gpu-box:8000
-    python examples/demo.py wss://robots.example --headers key.txt --output numbers.json
+    python examples/demo.py wss://robots.example --headers-file key.txt --output numbers.json
 
 Without an address, the one in WALLE_URL, for the model given by --model. `relay bench` does the same with more options.
 """
@@ -9,6 +9,8 @@ Without an address, the one in WALLE_URL, for the model given by --model. `relay
 import argparse
 import sys
 from pathlib import Path
+
+from websockets.exceptions import InvalidURI
 
 import relay
 from relay.bench.command import run
@@ -28,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--interval", type=float, default=0.0, help="seconds between calls (default 0)")
     parser.add_argument("--robot", help="send this robot's keys, such as droid, where the server doesn't tell its own")
     parser.add_argument("--observation", type=Path, help="send this observation, a file in MessagePack")
-    parser.add_argument("--headers", type=Path, help="file of headers, such as 'Authorization: Api-Key ...'")
+    parser.add_argument("--headers-file", type=Path, help="file of headers, such as 'Authorization: Api-Key ...'")
     parser.add_argument("--output", type=Path, help="JSON file for all numbers")
     parser.add_argument("--plot", type=Path, help="picture file, such as bench.png")
     chosen = parser.parse_args(arguments)
@@ -42,9 +44,11 @@ def main(arguments: list[str] | None = None) -> int:
             robot=chosen.robot,
             observation=chosen.observation,
         )
-    except (KeyError, ValueError) as error:
-        parser.error(str(error.args[0]))
-    return run(parameters, headers_file=chosen.headers, output=chosen.output, plot=chosen.plot)
+    except KeyError as error:
+        parser.error(error.args[0])
+    except (ValueError, InvalidURI) as error:
+        parser.error(str(error))
+    return run(parameters, headers_file=chosen.headers_file, output=chosen.output, plot=chosen.plot)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from relay.bench.codecs import CodecFigures, recommended
+from relay.bench.codecs import COMPARED, CodecFigures, recommended
 from relay.bench.run import Measurement
 from relay.bench.stages import EXPLAINED, mean_stages, stages_at
 from relay.client.access import shown
@@ -17,7 +18,7 @@ from relay.protocol.images import Codec
 
 PERCENTILES = (50, 90, 99)
 _BARS, _BAR_WIDTH = 12, 40
-_LEAST_SHARE = 0.1  # of the whole, from which the link decides
+_WIDTH = 100
 
 
 def summary(measurement: Measurement) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def _how(measurement: Measurement) -> str:
         )
     else:
         lines.append("Only the client's timings exist: this server's replies hold none.")
-    return "\n".join(lines)
+    return "\n".join(textwrap.fill(line, _WIDTH) for line in lines)
 
 
 def _histogram(measurement: Measurement) -> str:
@@ -166,7 +167,13 @@ def _verdict(best: CodecFigures, compared: Sequence[CodecFigures]) -> str:
         Codec.JPEG_Q90: "small losses",
         Codec.JPEG_Q50: "visible losses: check that the policy still works with it",
     }[best.codec]
-    return f"take {best.codec.name}: {reason} ({fidelity})"
+    truer = [each for each in compared if COMPARED.index(each.codec) < COMPARED.index(best.codec)]
+    verdict = f"take {best.codec.name}: {reason} ({fidelity})"
+    if best.codec is not Codec.JPEG_Q50 or not truer:
+        return verdict
+    second = min(truer, key=lambda each: each.outside_model_ms)
+    more = second.outside_model_ms - best.outside_model_ms
+    return f"{verdict}; {second.codec.name} takes {more:.1f} ms more"
 
 
 def _plain(value: Any) -> Any:
