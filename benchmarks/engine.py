@@ -1,13 +1,16 @@
-"""Our π0 and π0.5 networks beside lerobot's, eager on the CPU: operations dispatched, and seconds, in one call.
+"""Our networks beside lerobot's, eager on the CPU: operations dispatched, and time, in one call.
 
-    python3.12 -m venv .venv-lerobot && .venv-lerobot/bin/pip install lerobot==0.6.1 'transformers>=5.4,<5.6'
+    python3.12 -m venv .venv-lerobot
+    .venv-lerobot/bin/pip install lerobot==0.6.1 'transformers>=5.4,<5.6' diffusers dm-tree
     python benchmarks/engine.py --lerobot .venv-lerobot/bin/python
 
 lerobot needs other versions than we do, so each side runs in a process of its own environment; without `--lerobot`
-only ours does. Both networks have the same sizes and random weights and get the same shapes: batch 1, three cameras, a
-full prompt, 10 actions, 10 steps, float32, one thread. Sides take turns, and a side's time is its best round.
+only ours does. Both networks have the same sizes and random weights and get the same shapes: batch 1, float32, one
+thread; π0 and π0.5 with three cameras, a full prompt, 10 actions and 10 steps, GR00T as `groot_calls.py` says. Sides
+take turns; a side's time is the processor's, of its best round, so that other work on the machine hardly counts.
 
-What is dispatched is a fair stand-in for what a GPU is told to launch: all ATen calls, views included, under `no_grad`.
+What is dispatched is a fair stand-in for what the host has to do: all ATen calls under `no_grad`. Those that compute,
+views left out, are about what a GPU is told to launch.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
+
+import groot_calls
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -37,9 +42,13 @@ SIZES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
     },
 }
-FAMILIES = ("pi05", "pi0")
+FAMILIES = ("pi05", "pi0", "groot")
 CAMERAS, PROMPT, HORIZON, STEPS, HEADS = 3, 40, 10, 10, 8
 ROUNDS = 3
+COLUMNS = ("dispatched", "computing", "milliseconds")
+VIEWS = {"alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes"}
+VIEWS |= {"squeeze", "t", "transpose", "unbind", "unsqueeze", "view"}
+"""Operations that move no data."""
 
 
 def main() -> int:
@@ -50,20 +59,20 @@ def main() -> int:
     parser.add_argument("--family", choices=FAMILIES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.family, SIZES[options.scale[0]])))
+        print(json.dumps(measure(options.measure, options.family, options.scale[0])))
         return 0
     if options.lerobot is None:
         print("lerobot is left out: --lerobot names a Python that has it")
-    elif subprocess.run([options.lerobot, "-c", "import lerobot.policies.pi05"], capture_output=True).returncode:
-        print(f"lerobot is left out: {options.lerobot} cannot import it")
+    elif subprocess.run([options.lerobot, "-c", "import lerobot.policies.groot, diffusers, tree"]).returncode:
+        print(f"lerobot is left out: {options.lerobot} cannot import it, diffusers and dm-tree")
         options.lerobot = None
     sides = {"relay": sys.executable} | ({"lerobot": str(options.lerobot)} if options.lerobot else {})
-    print(f"{'':14} {'dispatched':>22} {'milliseconds':>22}")
-    print(f"{'':14} {'ours':>7} {'lerobot':>8} {'ratio':>5} {'ours':>8} {'lerobot':>8} {'ratio':>5}")
+    print(f"{'':14} " + " ".join(f"{kind:>22}" for kind in COLUMNS))
+    print(f"{'':14} " + " ".join(f"{'ours':>7} {'lerobot':>8} {'ratio':>5}" for _ in COLUMNS))
     for scale in options.scale or SIZES:
         for family in FAMILIES:
             results = {side: _in_process(python, side, family, scale) for side, python in sides.items()}
-            print(f"{scale + ' ' + family:14} {_columns(results, 'dispatched')} {_columns(results, 'milliseconds')}")
+            print(f"{scale + ' ' + family:14} " + " ".join(_columns(results, kind) for kind in COLUMNS))
     return 0
 
 
@@ -81,38 +90,43 @@ def _in_process(python: str, side: str, family: str, scale: str) -> dict[str, fl
 _QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def measure(side: str, family: str, sizes: dict[str, Any]) -> dict[str, float]:
+def measure(side: str, family: str, scale: str) -> dict[str, float]:
     """Count and time one call in this process."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    call = {"relay": our_call, "lerobot": lerobots_call}[side](family, sizes)
+    if family == "groot":
+        make = {"relay": groot_calls.our_call, "lerobot": groot_calls.lerobots_call}[side]
+        call = make(groot_calls.WIDTHS[scale])
+    else:
+        call = {"relay": our_call, "lerobot": lerobots_call}[side](family, SIZES[scale])
     with torch.no_grad():
         call()
         dispatched = count(call)
         milliseconds = float("inf")
         for _ in range(ROUNDS):
-            started = perf_counter()
+            started = process_time()
             call()
-            milliseconds = min(milliseconds, 1e3 * (perf_counter() - started))
-    return {"dispatched": dispatched, "milliseconds": milliseconds}
+            milliseconds = min(milliseconds, 1e3 * (process_time() - started))
+    computing = sum(times for name, times in dispatched.items() if name not in VIEWS)
+    return {"dispatched": sum(dispatched.values()), "computing": computing, "milliseconds": milliseconds}
 
 
-def count(call: Callable[[], object]) -> int:
-    """ATen calls that reach the dispatcher, views included."""
+def count(call: Callable[[], object]) -> Counter[str]:
+    """ATen calls that reach the dispatcher, by name."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     counts: Counter[str] = Counter()
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            counts[str(func)] += 1
+            counts[func.overloadpacket.__name__] += 1
             return func(*args, **(kwargs or {}))
 
     with Counting():
         call()
-    return sum(counts.values())
+    return counts
 
 
 def our_call(family: str, sizes: dict[str, Any]) -> Callable[[], object]:

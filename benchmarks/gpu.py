@@ -1,4 +1,4 @@
-"""Check and time the π0.5 engine on a GPU: is it right, how fast is it, and how far from the least possible time.
+"""Check and time the engines on a GPU: are they right, how fast are they, how far from the least possible time.
 
     python benchmarks/gpu.py --json gpu.json                      under five minutes on an H200
     python benchmarks/gpu.py --device cpu --scale tiny            the same on the CPU, small, in a minute
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import relay
-from gpu_parts import kernels, numerics, times
+from gpu_parts import groot, kernels, numerics, times
 from gpu_parts.networks import ALOHA, DROID, Case, config, engine, random_network
 from relay.models.pi0.engine import Pi0Engine
 
@@ -96,6 +96,7 @@ def main() -> int:
             if isinstance(fused, Warmed):
                 time_engine(run, f"{case.name}: compiled", fused.engine, case, short=True)
         del model, plain, prepared
+    time_groot(run, options.scale, device)
     run.part("JPEG", lambda: kernels.jpeg(device, run.rounds))
 
     for wrong in run.wrong:
@@ -153,6 +154,37 @@ def time_engine(run: Run, name: str, timed: Pi0Engine, case: Case, *, short: boo
     run.part(f"{name}: prompts and steps that vary", lambda: times.varying(timed, case, 3 * calls))
     again = f"{name}: frames that come again, 1 step"
     run.part(again, lambda: times.reuse(timed, warm(timed.model, 1).engine, case, run.rounds))
+
+
+def time_groot(run: Run, scale: str, device: torch.device) -> None:
+    """GR00T N1.7 on a DROID robot's observations: one row like another, batches, launches and memory."""
+    model = run.part("GR00T: making the network", lambda: Made(groot.random_network(groot.config(scale), device)))
+    if not isinstance(model, Made):
+        return
+    network = model.network
+    agreement = run.part("GR00T: rows of a batch against rows alone", lambda: groot.rows_agree(network, 3, 4))
+    if agreement is not None and not agreement.get("distance", 0) <= ROWS_AGREE[device.type == "cuda"]:
+        run.wrong.append(f"GR00T: rows of a batch differ from rows alone by {agreement['distance']:.1e}")
+    for rows in BATCHES:
+        run.part(f"GR00T: batch {rows}, 4 steps", lambda b=rows: groot.in_process(network, b, 4, run.rounds))
+    run.part("GR00T: launches", lambda: groot.launches(network, 4))
+    run.part("GR00T: memory", lambda: groot.memory(device))
+
+
+ROWS_AGREE = {False: 1e-4, True: 5e-2}
+"""In float32 on the CPU and in bfloat16 on a GPU, whose matrix products round otherwise for other batch sizes."""
+
+
+class Made(dict[str, Any]):
+    """What a network weighs, with the network itself."""
+
+    def __init__(self, network: Any) -> None:
+        parameters = list(network.parameters())
+        super().__init__(
+            parameters=sum(parameter.numel() for parameter in parameters),
+            gb=sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 1e9,
+        )
+        self.network = network
 
 
 def environment(device: torch.device, scale: str) -> Mapping[str, Any]:

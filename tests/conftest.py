@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 HERE = Path(__file__).parent
 HAS_TORCH = find_spec("torch") is not None
-HAS_VOCAB = (HERE.parent / "vocab/gemma.json").is_file()
+HAS_VOCAB = all((HERE.parent / "vocab" / name).is_file() for name in ("gemma.json", "qwen3.json"))
 
 TORCH_FREE = ("protocol", "client", "server")
 """Folders whose tests run wherever the base installation does; one that cannot be imported there is an error."""
@@ -41,6 +42,8 @@ _NOTES = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as for jobs of a shell's background: Ctrl-C is tested
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_MODULES] = []
     config.stash[_NOTES] = []
 
@@ -64,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             modules = len(config.stash[_MODULES])
             notes.append(f"torch is not installed: {count} tests and {modules} test modules are left out")
     if not HAS_VOCAB and _leave_out(config, items, lambda item: _marked(item, "vocab")):
-        notes.append("tests of the Gemma vocabulary are left out: `make vocab` fetches it")
+        notes.append("tests of published vocabularies are left out: `make vocab` fetches them")
     _leave_out(config, items, lambda item: _marked(item, "gpu") and not _has_gpu())
 
 

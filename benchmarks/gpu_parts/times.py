@@ -106,8 +106,8 @@ def launches(model: Pi0, engine: Pi0Engine, case: Case, steps: int) -> dict[str,
     inputs = assemble(model, prepared, noise)
     counts: dict[str, float] = {"dispatched": dispatched(model, inputs)}
     if model.action_in.weight.device.type == "cuda":
-        counts["kernels_plain"] = _kernels(lambda: model.sample_actions(inputs))
-        counts["kernels_prepared"] = _kernels(lambda: engine.infer(work))
+        counts["kernels_plain"] = kernels(lambda: model.sample_actions(inputs))
+        counts["kernels_prepared"] = kernels(lambda: engine.infer(work))
     return counts
 
 
@@ -133,7 +133,8 @@ class CountingMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _kernels(work: Callable[[], object]) -> int:
+def kernels(work: Callable[[], object]) -> int:
+    """Kernels and graph launches on the GPU."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         work()
         torch.cuda.synchronize()

@@ -1,8 +1,9 @@
-"""The command line's tests use the checkpoint folders of π0's."""
+"""The command line's tests use the checkpoint folders of all families."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "pi0"))
+for family in ("pi0", "groot"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "models" / family))

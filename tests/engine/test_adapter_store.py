@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,26 @@ def test_what_leads_out_of_the_root_is_left_out(tmp_path: Path, caplog: pytest.L
         "self",
         "file-linked",
     }
+
+
+def test_a_folder_outside_the_root_is_not_even_listed(tmp_path: Path) -> None:
+    write(tmp_path / "outside/deep", "secret")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/linked").symlink_to(tmp_path / "outside")
+    _LISTED.clear()
+    find_folders(AdapterChoice(root=tmp_path / "root"))
+    assert str(tmp_path / "root") in _LISTED
+    assert not any(path.startswith(str(tmp_path / "outside")) for path in _LISTED)
+
+
+_LISTED: list[str] = []
+sys.addaudithook(lambda event, given: _LISTED.append(str(given[0])) if event in ("os.listdir", "os.scandir") else None)
+
+
+def test_links_in_a_circle_leave_the_others_alone(tmp_path: Path) -> None:
+    write(tmp_path / "fold", "a")
+    (tmp_path / "circle").symlink_to("circle")
+    assert set(find_folders(AdapterChoice(root=tmp_path))) == {"fold"}
 
 
 @pytest.mark.parametrize("name", ["a b", "x" * 65, "base", "é"])
@@ -140,6 +161,21 @@ def test_a_rescan_keeps_what_it_cannot_read_anew(tmp_path: Path, caplog: pytest.
         store.rescan()
     assert texts(store) == {"fold": "before"}
     assert "adapter fold is not loaded anew: the file is damaged" in caplog.text
+
+
+def test_a_rescan_goes_on_behind_one_that_fails_unexpectedly(tmp_path: Path) -> None:
+    write(tmp_path / "fold", "a")
+
+    def read(folder: Path) -> Loaded:
+        if folder.name == "broken":
+            raise TypeError
+        return Loaded(folder)
+
+    store = AdapterStore(AdapterChoice(root=tmp_path), read)
+    write(tmp_path / "broken", "b")
+    write(tmp_path / "new", "c")
+    store.rescan()
+    assert texts(store) == {"fold": "a", "new": "c"}
 
 
 def test_a_default_that_vanishes_stays(tmp_path: Path) -> None:

@@ -87,7 +87,23 @@ REFUSED_SETTINGS = {
     "a bias of another kind": ({"bias": "some"}, "bias is 'some'"),
     "a rank of zero": ({"r": 0}, "r is 0; expected a positive number"),
     "an alpha that is text": ({"lora_alpha": "8"}, "lora_alpha is '8'"),
+    "an alpha without end": ({"lora_alpha": math.inf}, "lora_alpha is inf"),
     "patterns in a list": ({"alpha_pattern": [3]}, "alpha_pattern is"),
+    "a pattern's value that is text": (
+        {"alpha_pattern": {"head": "3"}},
+        "alpha_pattern is {'head': '3'}; expected a map",
+    ),
+    "a pattern that is none": ({"rank_pattern": {"(": 3}}, "rank_pattern is {'(': 3}; expected a map"),
+    "targets that are no pattern": ({"target_modules": "("}, "target_modules is '('; expected names of modules"),
+    "targets that are no names": ({"target_modules": 5}, "target_modules is 5; expected names of modules"),
+    "a saved module that is not there": (
+        {"modules_to_save": ["layers.0.k"]},
+        "missing: layers.0.k.weight, which modules_to",
+    ),
+    "a saved module that is nowhere": (
+        {"modules_to_save": ["nowhere"]},
+        "missing: nowhere, which modules_to_save names",
+    ),
     "another rank": ({"r": 3}, "wrong rank: lora_A of model.head has 2, adapter_config.json says 3"),
     "targets without LoRA": ({"target_modules": ["q", "head"]}, "missing: layers.0.q, which target_modules names"),
     "targets by pattern": ({"target_modules": r"model\.(head|layers.*)"}, "missing: layers.0.k, which target_modules"),

@@ -30,13 +30,16 @@ class Check:
     """Folder of the checkpoint."""
 
     model: str | None = None
-    """The model it is meant to be served as: pi0 or pi05; by default the folder's own."""
+    """The model it is meant to be served as: pi0, pi05 or groot; by default the folder's own."""
 
     config: str | None = None
     """openpi's configuration that the checkpoint was trained with, such as pi05_droid, where the folder doesn't say."""
 
     robot: str | None = None
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
+
+    embodiment: str | None = None
+    """For groot: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
 
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""
@@ -103,6 +106,7 @@ class Check:
             checkpoint=self.checkpoint,
             config=self.config,
             robot=self.robot,
+            embodiment=self.embodiment,
             tokenizer=self.tokenizer,
             sample=Sample(frames, self.prompt, state),
         )

@@ -25,6 +25,9 @@ class PolicyOptions:
     robot: str | None = None
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
 
+    embodiment: str | None = None
+    """For groot: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
+
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""
 
@@ -69,6 +72,9 @@ class PolicyOptions:
 
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """JPEG frames on the cpu, the gpu, or auto: the GPU where it is faster and its pixels are the CPU's."""
+
+    resize: Literal["exact", "fast"] = "exact"
+    """For groot: frames resized exactly as in training, or faster and a grey level or two off."""
 
     rtc_schedule: Literal["linear", "exp", "ones", "zeros"] = "linear"
     """Real-time chunking: how the weight of the previous chunk falls behind the steps executed meanwhile."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
     from relay.engine.base import Engine, Prepared
     from relay.models.report import Report
 
+Actions: TypeAlias = "NDArray[np.float64] | Mapping[str, NDArray[np.float64]]"
+"""(horizon, dimensions), or such an array for each action group."""
+
 
 @dataclass(frozen=True)
 class Parity:
-    """Compare this engine with recorded inputs, noise and actions of openpi or lerobot.
+    """Compare this engine with recorded inputs, noise and actions of the reference.
 
     Ends with code 0 if every value is within the tolerance, 1 if one is not, 2 if nothing could be compared.
     """
@@ -36,6 +40,9 @@ class Parity:
 
     robot: str | None = None
     """Robot profile, by name or as a YAML file; by default the configuration's or the checkpoint's own."""
+
+    embodiment: str | None = None
+    """For groot: which of the robots that the checkpoint was trained on, by its tag; needed where it knows several."""
 
     tokenizer: Path | None = None
     """Tokenizer file, where the checkpoint folder has none."""
@@ -59,9 +66,9 @@ class Parity:
         try:
             reference = read_reference(self.reference)
             report = self._inspect()
+            tolerance = self._tolerance(report, reference)
             engine = self._load(report)
             comparison = compare(engine, reference)
-            tolerance = self._tolerance(report, reference)
         except (ObservationError, ValueError, OSError) as error:
             return _fail(str(error))
         return _tell(comparison, reference, tolerance, self.dtype)
@@ -70,7 +77,12 @@ class Parity:
         from relay.models import registry
 
         report = registry.inspect(
-            None, checkpoint=self.checkpoint, config=self.config, robot=self.robot, tokenizer=self.tokenizer
+            None,
+            checkpoint=self.checkpoint,
+            config=self.config,
+            robot=self.robot,
+            embodiment=self.embodiment,
+            tokenizer=self.tokenizer,
         )
         if report.problems or report.model is None:
             raise ValueError("\n".join(report.problems) or f"{self.checkpoint} is no checkpoint of a known model")
@@ -85,6 +97,7 @@ class Parity:
             checkpoint=self.checkpoint,
             config=self.config,
             robot=self.robot,
+            embodiment=self.embodiment,
             tokenizer=self.tokenizer,
             device=self.device,
             dtype=self.dtype,
@@ -96,6 +109,11 @@ class Parity:
             if not self.tolerance > 0:
                 raise ValueError(f"--tolerance must be above 0, got {self.tolerance}")
             return self.tolerance
+        if (reference.dtype, self.dtype) not in report.tolerances:
+            raise ValueError(
+                f"how far {report.model} in {self.dtype} may be from a reference in {reference.dtype} has not been "
+                "measured: give --tolerance, or compare in float32"
+            )
         return report.tolerances[reference.dtype, self.dtype]
 
 
@@ -130,28 +148,32 @@ def compare(engine: Engine, reference: Reference) -> Comparison:
     in_network: list[NDArray[np.float64]] = []
     scales: list[NDArray[np.float64]] = []
     remarks: dict[str, None] = {}
+    answered: Actions = np.zeros(0)
     for index, sample in enumerate(reference.samples):
-        prepared, ours = _run(engine, sample)
+        prepared, answer = _run(engine, sample)
         remarks |= dict.fromkeys(note.text for note in prepared.notes)
         remarks |= dict.fromkeys(f"ignored: {key}" for key in prepared.ignored)
-        if ours.shape != sample.actions.shape:
+        if _shapes(answer) != _shapes(sample.actions):
             raise ValueError(
-                f"sample {index}: the reference's actions are {sample.actions.shape}, ours {ours.shape}: another "
+                f"sample {index}: the reference's actions are {_told(sample.actions)}, ours {_told(answer)}: another "
                 "robot's, or in other units" + (f" than {reference.units} units" if reference.units else "")
             )
-        zero, scale = _scale(engine, prepared, ours.shape[-1])
-        differences.append(ours - sample.actions)
-        in_network.append((sample.actions - zero) / scale)
+        ours, theirs = _joined(answer, answer), _joined(sample.actions, answer)
+        zero, scale = _scale(engine, prepared, ours.shape)
+        differences.append(ours - theirs)
+        in_network.append((theirs - zero) / scale)
         scales.append(scale)
+        answered = answer
     deviation = float(np.std(in_network))
     if deviation == 0:
         raise ValueError("all actions of the reference are the same; nothing can be compared with it")
     every = np.stack(differences)  # (samples, horizon, dimensions)
     names, units = _dimensions(engine, every.shape[-1])
-    return Comparison(names, units, every, every / (np.stack(scales)[:, None] * deviation), tuple(remarks))
+    names = _group_names(answered) or names
+    return Comparison(names, units, every, every / (np.stack(scales) * deviation), tuple(remarks))
 
 
-def _run(engine: Engine, sample: Recorded) -> tuple[Prepared, NDArray[np.float64]]:
+def _run(engine: Engine, sample: Recorded) -> tuple[Prepared, Actions]:
     """One sample the way of a request: what `prepare` made of it, and our actions."""
     from relay.engine.base import Chunk, Work
     from relay.protocol.messages import Options
@@ -161,13 +183,43 @@ def _run(engine: Engine, sample: Recorded) -> tuple[Prepared, NDArray[np.float64
     (answer,) = engine.infer([Work(prepared, options)])
     if not isinstance(answer, Chunk):
         raise ValueError(f"the engine failed: {answer.error}")
-    return prepared, np.asarray(answer.actions, np.float64)
+    if not isinstance(answer.actions, Mapping):
+        return prepared, np.asarray(answer.actions, np.float64)
+    groups = {name: np.asarray(part, np.float64) for name, part in answer.actions.items()}
+    return prepared, {name: part.reshape(part.shape[-2:]) for name, part in groups.items()}  # (horizon, k) each
 
 
-def _scale(engine: Engine, prepared: Prepared, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What the network's 0 and 1 are in the units of the actions, where the engine can tell."""
+def _shapes(actions: Actions) -> object:
+    return {name: part.shape for name, part in actions.items()} if isinstance(actions, Mapping) else actions.shape
+
+
+def _told(actions: Actions) -> str:
+    if isinstance(actions, Mapping):
+        return ", ".join(f"{name} {part.shape}" for name, part in actions.items())
+    return str(actions.shape)
+
+
+def _joined(actions: Actions, like: Actions) -> NDArray[np.float64]:
+    """All groups side by side, (horizon, dimensions), in the order of `like`."""
+    if isinstance(actions, Mapping):
+        return np.concatenate([actions[name] for name in like], axis=-1)
+    return actions
+
+
+def _group_names(actions: Actions) -> tuple[str, ...]:
+    """Names of all groups' dimensions; none where there are no groups."""
+    if not isinstance(actions, Mapping):
+        return ()
+    return tuple(f"{name}[{index}]" for name, part in actions.items() for index in range(part.shape[-1]))
+
+
+def _scale(
+    engine: Engine, prepared: Prepared, shape: tuple[int, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What the network's 0 and 1 are in the units of the actions, where the engine can tell; (horizon, dimensions)."""
     scale_of = getattr(engine, "action_scale", None)
-    return scale_of(prepared) if scale_of else (np.zeros(width), np.ones(width))
+    zero, scale = scale_of(prepared) if scale_of else (np.zeros(shape), np.ones(shape))
+    return np.broadcast_to(zero, shape), np.broadcast_to(scale, shape)
 
 
 def _dimensions(engine: Engine, width: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from relay.protocol.wording import shown
 
+GROUP = "actions/"
+"""Before the name of an action group, for policies whose actions are a map."""
+
 _DTYPES = ("float32", "bfloat16")
 _UNITS = ("robot", "model")
 
@@ -31,13 +34,13 @@ class Recorded:
 
     Attributes:
         noise: (horizon, action_dim) float32.
-        actions: (horizon, dimensions).
+        actions: (horizon, dimensions), or such an array for each action group.
     """
 
     observation: Mapping[str, Any]
     noise: NDArray[np.float32]
     num_steps: int | None
-    actions: NDArray[np.float64]
+    actions: NDArray[np.float64] | Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +69,22 @@ def read_reference(path: Path) -> Reference:
         OSError: it cannot be read.
     """
     arrays, metadata = _read(path)
-    for name in ("noise", "actions"):
+    groups = [name for name in arrays if name.startswith(GROUP)]
+    for name in ("noise", *([] if groups else ["actions"])):
         if name not in arrays:
             raise InvalidReference(f"{path} has no array {name!r}; it has {', '.join(arrays) or 'none at all'}")
     count = len(arrays["noise"]) if arrays["noise"].ndim == 3 else 0
     if count == 0:
         raise InvalidReference(f"{path}: noise is {shown(arrays['noise'])}, expected (samples, horizon, action_dim)")
     columns = {name: _per_sample(name, array, count, path) for name, array in arrays.items() if name != "num_steps"}
-    actions = columns.pop("actions").astype(np.float64)
     noise = columns.pop("noise").astype(np.float32)
-    if actions.ndim != 3 or not np.isfinite(actions).all() or not np.isfinite(noise).all():
-        raise InvalidReference(
-            f"{path}: actions are {shown(actions)}, expected (samples, horizon, dimensions) and finite numbers, "
-            "in noise too"
-        )
+    answers = {name: columns.pop(name).astype(np.float64) for name in groups or ["actions"]}
+    for name, actions in answers.items():
+        if actions.ndim != 3 or not np.isfinite(actions).all() or not np.isfinite(noise).all():
+            raise InvalidReference(
+                f"{path}: {name} are {shown(actions)}, expected (samples, horizon, dimensions) and finite numbers, "
+                "in noise too"
+            )
     steps = _steps(arrays.get("num_steps"), count, path)
     prompts = _prompts(columns.pop("prompt", None), metadata.get("prompt"), count, path)
     samples = [
@@ -87,7 +92,7 @@ def read_reference(path: Path) -> Reference:
             _nested({**{name: column[i] for name, column in columns.items()}, **prompts[i]}),
             noise[i],
             steps[i],
-            actions[i],
+            {name.removeprefix(GROUP): part[i] for name, part in answers.items()} if groups else answers["actions"][i],
         )
         for i in range(count)
     ]

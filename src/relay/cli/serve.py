@@ -28,7 +28,7 @@ class Serve:
     """Serve policies over WebSocket until Ctrl-C or SIGTERM, then finish what is running."""
 
     model: tyro.conf.Positional[str]
-    """What to serve: demo, pi0 or pi05; or a YAML file that names several policies."""
+    """What to serve: demo, pi0, pi05 or groot; or a YAML file that names several policies."""
 
     policy: OmitArgPrefixes[PolicyOptions] = field(default_factory=PolicyOptions)
     listener: OmitArgPrefixes[ListenerOptions] = field(default_factory=ListenerOptions)
@@ -112,6 +112,8 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
     from relay.models import registry
     from relay.server.policies import Offer
 
+    of_family: dict[str, Any] = {option: getattr(options, option) for option in registry.OWN_OPTIONS}
+    registry.check_options(model, of_family)
     registry.checkpoint_folder(model, options.checkpoint)
     adapters = adapter_choice(options, registry.built_in_adapters(model, options.checkpoint))
     Chunking(options.rtc_schedule, options.rtc_max_guidance_weight)  # refuses what it cannot take
@@ -120,8 +122,6 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
         return registry.load(
             model,
             checkpoint=options.checkpoint,
-            config=options.config,
-            robot=options.robot,
             tokenizer=options.tokenizer,
             device=options.device,
             dtype=options.dtype,
@@ -130,11 +130,9 @@ def _offer(model: str, options: PolicyOptions, settings: ServerSettings) -> Offe
             default_prompt=options.default_prompt,
             adapters=adapters,
             graphs=options.graphs,
-            compile=options.compile,
             decode=options.decode,
-            rtc_schedule=options.rtc_schedule,
-            rtc_max_guidance_weight=options.rtc_max_guidance_weight,
             progress=progress,
+            **of_family,
         )
 
     own = replace(settings, max_batch=options.max_batch, seed=options.seed, handshake=options.handshake)

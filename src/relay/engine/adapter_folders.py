@@ -91,14 +91,24 @@ def find_folders(choice: AdapterChoice) -> dict[str, Path]:
     if choice.root is not None:
         root = choice.root.resolve()
         for entry in sorted(entry for entry in root.iterdir() if not entry.name.startswith(".")):
-            folder = entry.resolve()
-            if folder == root or not all(path.resolve().is_relative_to(root) for path in (folder, *folder.rglob("*"))):
+            if _leads_out(entry, root):
                 logger.warning("adapter root: %s leads out of %s and is left out", quoted(entry.name), root)
-            elif folder.is_dir() and not is_name(entry.name):
+            elif entry.is_dir() and not is_name(entry.name):
                 logger.warning("adapter root: %s cannot be an adapter's name and is left out", quoted(entry.name))
-            elif folder.is_dir():
-                folders[entry.name] = folder
+            elif entry.is_dir():
+                folders[entry.name] = entry.resolve()
     return {**folders, **{name: path.resolve() for name, path in choice.named.items()}}
+
+
+def _leads_out(entry: Path, root: Path) -> bool:
+    """Whether it or a link in it leads out of the root, to the root itself or in a circle; opens nothing outside."""
+    try:
+        folder = entry.resolve()
+        if folder == root or not folder.is_relative_to(root):
+            return True
+        return not all(path.resolve().is_relative_to(root) for path in folder.rglob("*"))
+    except (OSError, RuntimeError):  # a circle: RuntimeError up to Python 3.12
+        return True
 
 
 def fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from relay.engine.adapter_folders import AdapterChoice, find_folders, fingerprint, is_name
+from relay.engine.adapter_folders import BASE, AdapterChoice, find_folders, fingerprint, is_name
+from relay.protocol.errors import ObservationError
 from relay.protocol.wording import quoted
 
 T = TypeVar("T")
@@ -71,12 +72,31 @@ class AdapterStore(Generic[T]):
         held = self._held.get(name)
         return None if held is None else held.adapter
 
+    def choose(self, asked: str | None) -> tuple[str, T] | None:
+        """Name and adapter for a request that asks for this one; None where the bare policy answers it.
+
+        Raises:
+            ObservationError: it cannot be had.
+        """
+        name = self._choice.default if asked is None else asked
+        if name == BASE and self._choice.merged:
+            raise ObservationError(
+                f"adapter {BASE!r} cannot be had: this server has merged {self.names[0]!r} into the weights"
+            )
+        if name is None or name == BASE:
+            return None
+        adapter = self.get(name)
+        if adapter is None:  # unloaded since the server looked
+            raise ObservationError(f"adapter {quoted(name)} is not loaded")
+        return name, adapter
+
     def load(self, name: str, folder: Path) -> None:
         """Hold one more adapter, or the present content of its folder; the same content is not read twice.
 
         Raises:
             ValueError: the name or the folder cannot be used; what was held before stays.
         """
+        self._check_not_merged()
         if not is_name(name):
             raise ValueError(f"an adapter cannot be called {quoted(name)}")
         with self._changing:
@@ -89,6 +109,7 @@ class AdapterStore(Generic[T]):
         Raises:
             ValueError: it isn't held, or it is the default.
         """
+        self._check_not_merged()
         with self._changing:
             if name not in self._held:
                 raise ValueError(f"adapter {quoted(name)} is not loaded")
@@ -99,12 +120,14 @@ class AdapterStore(Generic[T]):
 
     def rescan(self) -> None:
         """Bring what is held in line with the folders; one that cannot be read is logged, and stays as it was held."""
+        if self._choice.merged:
+            return
         with self._changing:
             held: dict[str, _Held[T]] = {}
             for name, folder in {**find_folders(self._choice), **self._by_call}.items():
                 try:
                     held[name] = self._load(name, folder, {**self._held, **held})
-                except (ValueError, OSError) as error:
+                except Exception as error:  # whatever is wrong with one, the others come and go
                     logger.error("adapter %s is not loaded anew: %s", name, error)
                     if name in self._held:
                         held[name] = self._held[name]
@@ -116,6 +139,10 @@ class AdapterStore(Generic[T]):
             if gone:
                 logger.info("adapters unloaded: %s", ", ".join(sorted(gone)))
             self._change(held)
+
+    def _check_not_merged(self) -> None:
+        if self._choice.merged:
+            raise ValueError("the adapter is merged into the weights; start the server without --merge-adapter")
 
     def _change(self, held: dict[str, _Held[T]]) -> None:
         self._held = held

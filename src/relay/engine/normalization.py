@@ -22,8 +22,8 @@ Style = Literal["openpi", "lerobot"]
 
 _OPENPI_EPSILON = 1e-6
 _LEROBOT_EPSILON = 1e-8
-_FAR_DEVIATIONS = 6.0
-_FAR_RANGES = 2.25
+FAR_DEVIATIONS = 6.0
+FAR_RANGES = 2.25
 """A value normalized to [-1, 1] is far outside when it lies more than 0.625 widths of the range beyond an end.
 
 One percent of the training data lies beyond each percentile, so the percentiles themselves would raise false alarms;
@@ -143,7 +143,7 @@ class Normalization:
         if self.kind == "none":
             return None
         scaled = self.normalize_state(state)
-        far = np.abs(scaled) / (_FAR_DEVIATIONS if self.kind == "z_score" else _FAR_RANGES)
+        far = np.abs(scaled) / (FAR_DEVIATIONS if self.kind == "z_score" else FAR_RANGES)
         worst = int(np.argmax(far))
         if not far[worst] > 1:
             return None

@@ -20,7 +20,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 _OWN_PREFIX = "base_model.model."
-_POLICY_PREFIX = "model."  # lerobot adapts its policy object, whose attribute `model` is the network
+_POLICY_PREFIXES = ("model.", "_groot_model.")  # lerobot adapts its policy object; its attribute is the network
 
 _FACTORS = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
@@ -68,6 +68,7 @@ def read_peft(folder: Path, linears: Collection[str], without_effect: Collection
     source = SafetensorsSource(folder / WEIGHTS_FILE)
     modules, full, problems = _sort_out(source, config)
     problems += [f"missing: {name}, which target_modules names" for name in _untold(config, modules, linears)]
+    problems += [f"missing: {name}, which modules_to_save names" for name in _unsaved(config, full, linears)]
     refuse(folder, problems)
     pairs: dict[str, Pair] = {}
     for module, factors in modules.items():
@@ -116,12 +117,31 @@ def _refused_settings(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("bias", "none") not in ("none", "all", "lora_only"):
         yield f"bias is {_short(config['bias'])}; expected 'none', 'all' or 'lora_only'"
     for name in ("r", "lora_alpha"):
-        value = config.get(name, 8)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not _is_positive(value := config.get(name, 8)):
             yield f"{name} is {_short(value)}; expected a positive number"
     for name in ("rank_pattern", "alpha_pattern"):
-        if not isinstance(config.get(name) or {}, dict):
-            yield f"{name} is {_short(config[name])}; expected a map from module names to numbers"
+        patterns = config.get(name) or {}
+        if not isinstance(patterns, dict) or not all(_is_pattern(k) and _is_positive(v) for k, v in patterns.items()):
+            yield f"{name} is {_short(patterns)}; expected a map from module names to numbers"
+    for name in ("target_modules", "exclude_modules", "modules_to_save"):
+        value = config.get(name) or []
+        if not (_is_names(value) or (name != "modules_to_save" and _is_pattern(value))):
+            yield f"{name} is {_short(value)}; expected names of modules"
+
+
+def _is_positive(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < math.inf
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _is_pattern(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and re.compile(value) is not None
+    except re.error:
+        return False
 
 
 def _sort_out(
@@ -159,7 +179,24 @@ def _is_saved_in_full(name: str, config: Mapping[str, Any]) -> bool:
     module, _, kind = name.rpartition(".")
     if kind == "bias" and config.get("bias", "none") != "none":
         return True
-    return any(f".{entry}." in f".{module}." for entry in config.get("modules_to_save") or ())
+    return any(_holds(entry, module) for entry in config.get("modules_to_save") or ())
+
+
+def _holds(entry: str, module: str) -> bool:
+    return f".{entry}." in f".{module}."
+
+
+def _unsaved(config: Mapping[str, Any], full: Collection[str], linears: Collection[str]) -> list[str]:
+    """What `modules_to_save` names and the file lacks: linear layers, or everything under a name."""
+    saved = {_plain(name) for name in full}
+    return sorted(
+        missing
+        for entry in config.get("modules_to_save") or ()
+        for missing in (
+            [name for name in linears if _holds(entry, name.removesuffix(".weight")) and name not in saved]
+            or ([] if any(_holds(entry, name) for name in saved) else [entry])
+        )
+    )
 
 
 def _ends_with(entry: str, module: str) -> bool:
@@ -172,7 +209,7 @@ def _untold(config: Mapping[str, Any], modules: Collection[str], linears: Collec
     if target is None or config.get("layers_to_transform") is not None or str(target).lower() == "all-linear":
         return []
     found = {_plain(module) for module in modules}
-    prefix = _POLICY_PREFIX if any(module != _plain(module) for module in modules) else ""
+    prefix = next((p for p in _POLICY_PREFIXES for module in modules if module.startswith(p)), "")
     names = [name.removesuffix(".weight") for name in linears]
     return sorted(
         name
@@ -180,7 +217,7 @@ def _untold(config: Mapping[str, Any], modules: Collection[str], linears: Collec
         if name not in found
         and _picks(target, prefix + name)
         and not _picks(config.get("exclude_modules") or (), prefix + name)
-        and not any(f".{entry}." in f".{name}." for entry in config.get("modules_to_save") or ())
+        and not any(_holds(entry, name) for entry in config.get("modules_to_save") or ())
     )
 
 
@@ -204,7 +241,8 @@ def _by_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix(_POLICY_PREFIX)
+    prefix = next((prefix for prefix in _POLICY_PREFIXES if name.startswith(prefix)), "")
+    return name.removeprefix(prefix)
 
 
 def _short(value: Any) -> str:

@@ -6,10 +6,12 @@ A family is a package with `engine.load` and `report.inspect`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.base import Engine, Progress
@@ -17,17 +19,45 @@ from relay.models.report import Report, Sample
 
 NO_ADAPTERS = AdapterChoice()
 
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A package of one family, and the options of `OWN_OPTIONS` that it takes."""
+
+    package: str
+    options: tuple[str, ...]
+
+
+_PI0 = _Family("relay.models.pi0", ("config", "robot", "compile", "rtc_schedule", "rtc_max_guidance_weight"))
+_GROOT = _Family("relay.models.groot", ("embodiment", "resize"))
+
 _FAMILIES = {
-    "demo": "relay.models.pi0",
-    "pi0": "relay.models.pi0",
-    "pi05": "relay.models.pi0",
+    "demo": _PI0,
+    "pi0": _PI0,
+    "pi05": _PI0,
+    "groot": _GROOT,
 }
 
 NAMES = tuple(_FAMILIES)
 
+OWN_OPTIONS: Mapping[str, Any] = {
+    "config": None,
+    "robot": None,
+    "compile": False,
+    "embodiment": None,
+    "resize": "exact",
+    "rtc_schedule": "linear",
+    "rtc_max_guidance_weight": 10.0,
+}
+"""Options that not every family takes, with the value of each that asks for nothing."""
+
 
 class UnknownModel(ValueError):
     """A model name that no family answers to; the text lists those that exist."""
+
+
+class ForeignOption(ValueError):
+    """An option that the model's family doesn't take; the text lists those of its own."""
 
 
 def load(
@@ -36,6 +66,7 @@ def load(
     checkpoint: Path | None,
     config: str | None = None,
     robot: str | None = None,
+    embodiment: str | None = None,
     tokenizer: Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
@@ -46,6 +77,7 @@ def load(
     graphs: str = "auto",
     compile: bool = False,
     decode: str = "auto",
+    resize: str = "exact",
     rtc_schedule: str = "linear",
     rtc_max_guidance_weight: float = 10.0,
     progress: Progress = lambda phase, share: None,
@@ -57,6 +89,7 @@ def load(
         checkpoint: the checkpoint folder; the demo has its own.
         config: one of the family's named configurations, for what the folder doesn't say.
         robot: a robot profile's name or YAML file.
+        embodiment: which of the robots that the checkpoint was trained on, by its tag.
         tokenizer: a tokenizer file outside the checkpoint folder.
         device: a torch device, or `auto`.
         dtype: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
@@ -66,18 +99,29 @@ def load(
         graphs: `auto` prepares fixed shapes as CUDA graphs on a GPU; `off`.
         compile: with graphs, whether small functions are compiled.
         decode: of JPEG frames: `auto`, `cpu` or `gpu`.
+        resize: of frames: `exact`, as in training, or `fast`.
         rtc_schedule, rtc_max_guidance_weight: how real-time chunking guides; see `engine/chunking.py`.
 
     Raises:
         UnknownModel: with the known names.
+        ForeignOption: one of `OWN_OPTIONS` is given that the family doesn't take.
         ValueError: a checkpoint that cannot be loaded faithfully.
     """
     folder = checkpoint_folder(name, checkpoint)
-    return import_module(f"{_FAMILIES[name]}.engine").load(
+    given = {
+        "config": config,
+        "robot": robot,
+        "compile": compile,
+        "embodiment": embodiment,
+        "resize": resize,
+        "rtc_schedule": rtc_schedule,
+        "rtc_max_guidance_weight": rtc_max_guidance_weight,
+    }
+    check_options(name, given)
+    family = _FAMILIES[name]
+    return import_module(f"{family.package}.engine").load(
         name,
         folder,
-        config=config,
-        robot=robot,
         tokenizer=tokenizer,
         device=device,
         dtype=dtype,
@@ -86,11 +130,9 @@ def load(
         default_prompt=default_prompt,
         adapters=adapters,
         graphs=graphs,
-        compile=compile,
         decode=decode,
-        rtc_schedule=rtc_schedule,
-        rtc_max_guidance_weight=rtc_max_guidance_weight,
         progress=progress,
+        **{option: given[option] for option in family.options},
     )
 
 
@@ -100,6 +142,7 @@ def inspect(
     checkpoint: Path,
     config: str | None = None,
     robot: str | None = None,
+    embodiment: str | None = None,
     tokenizer: Path | None = None,
     sample: Sample | None = None,
 ) -> Report:
@@ -111,15 +154,55 @@ def inspect(
 
     Raises:
         UnknownModel: with the known names.
+        ForeignOption: one of `OWN_OPTIONS` is given that the family doesn't take.
     """
-    families = dict.fromkeys(_FAMILIES.values()) if name is None else [_FAMILIES[_known(name)]]
-    reports = [
-        import_module(f"{family}.report").inspect(
-            name, checkpoint, config=config, robot=robot, tokenizer=tokenizer, sample=sample
-        )
-        for family in families
-    ]
-    return next((report for report in reports if report.model is not None), reports[0])
+    given = {"config": config, "robot": robot, "embodiment": embodiment}
+    if name is not None:
+        check_options(name, given)
+        return _inspected(_FAMILIES[name], name, checkpoint, given, tokenizer, sample)
+    reports: list[Report] = []
+    for family in dict.fromkeys(_FAMILIES.values()):
+        report = _inspected(family, None, checkpoint, given, tokenizer, sample)
+        if report.model is not None:
+            check_options(report.model, given)
+            return report
+        reports.append(report)
+    return reports[0]
+
+
+def _inspected(
+    family: _Family,
+    name: str | None,
+    checkpoint: Path,
+    given: Mapping[str, Any],
+    tokenizer: Path | None,
+    sample: Sample | None,
+) -> Report:
+    own = {option: value for option, value in given.items() if option in family.options}
+    return import_module(f"{family.package}.report").inspect(
+        name, checkpoint, tokenizer=tokenizer, sample=sample, **own
+    )
+
+
+def check_options(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that the model's family doesn't take; loads nothing.
+
+    Args:
+        given: values by the names of `OWN_OPTIONS`.
+
+    Raises:
+        UnknownModel: with the known names.
+        ForeignOption: naming the option, and those that this model takes.
+    """
+    own = _FAMILIES[_known(name)].options
+    for option, value in given.items():
+        if option not in own and value != OWN_OPTIONS[option]:
+            takes = ", ".join(map(_flag, own))
+            raise ForeignOption(f"{_flag(option)} is not an option of {name}; its own are {takes}")
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
 
 
 def checkpoint_folder(name: str, checkpoint: Path | None) -> Path:

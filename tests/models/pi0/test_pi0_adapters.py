@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from tiny import DATA, Tensors, golden_inputs, load_tiny, tiny_model, tiny_tensors
 from torch import Tensor
 
+from relay.engine.adapter_rows import ChangeTables
 from relay.engine.weights import CheckpointError
-from relay.models.pi0.adapters import Pi0Adapter, base_tensors, read_adapter, with_changes
+from relay.models.pi0.adapters import Pi0Adapter, base_tensors, linear_shapes, read_adapter, with_changes
 from relay.models.pi0.model import Pi0
 from relay.models.pi0.resident import ResidentAdapters
 
@@ -189,7 +190,7 @@ def test_a_tower_that_is_replaced_in_part_runs_in_a_network_of_its_own(tmp_path:
     name = f"{EXPERT}1.mlp.down_proj"
     saved = {name + ".weight": 2 * tiny_tensors("pi05")[name + ".weight"].float()}
     factors = {**random_factors("pi05", EXPERT_ATTENTION), **saved}
-    adapter = read_adapter(write_peft(tmp_path, factors, config={"modules_to_save": ["layers.1.mlp.down_proj"]}), base)
+    adapter = read_adapter(write_peft(tmp_path, factors, config={"modules_to_save": [name]}), base)
     assert adapter.alone
     together = sample(base, "pi05", (0, 1, 1), [adapter, None, adapter])
     expected = load_tiny(merged_by_hand("pi05", factors))
@@ -230,6 +231,30 @@ def test_adapters_that_do_not_fit_make_room_for_each_other(tmp_path: Path) -> No
     again = [run(adapter) for adapter in adapters]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert distance(first[0], first[1]) > 1e-3
+
+
+def test_the_adapter_that_was_used_longest_ago_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny_model("pi05")
+    adapters = [
+        read_adapter(write_peft(tmp_path / str(i), random_factors("pi05", EXPERT_ATTENTION, seed=i)), base)
+        for i in range(3)
+    ]
+    each = ChangeTables.bytes_per_slot(linear_shapes(base), [adapter.changes for adapter in adapters])
+    resident = ResidentAdapters(base, lambda held=tuple(adapters): held, memory_bytes=2 * each)
+    brought: list[int] = []
+    write = ChangeTables.write
+    monkeypatch.setattr(
+        ChangeTables,
+        "write",
+        lambda tables, slot, changes: (
+            brought.append(next(i for i, adapter in enumerate(adapters) if adapter.changes is changes)),
+            write(tables, slot, changes),
+        ),
+    )
+    for number in (0, 1, 0, 2, 0, 1):
+        resident.apply(golden_inputs("pi05", (1,), 2), [adapters[number]], (3,))
+    assert resident.capacity == 2
+    assert brought == [0, 1, 2, 1]
 
 
 def test_an_adapter_that_came_later_and_is_wider_is_served_with_those_before(tmp_path: Path) -> None:

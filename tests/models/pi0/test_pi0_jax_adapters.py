@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -167,15 +168,35 @@ def test_a_rank_that_openpi_does_not_ship_needs_its_alpha(tmp_path: Path) -> Non
         read("pi05", arrays, tmp_path)
     name = "paligemma_with_expert.gemma_expert.model.layers.1.self_attn.k_proj.weight"
     plain = "paligemma_with_expert.gemma_expert.model.layers.1.mlp.up_proj.weight"
-    deltas = {}
+    deltas, unscaled = {}, []
     for alpha, rslora in ((4, False), (8, False), (8, True)):
         settings = {"lora_alpha": {"expert": alpha}, "rslora": rslora}
         (tmp_path / "relay.json").write_text(json.dumps(settings))
         pairs = read("pi05", arrays, tmp_path).pairs
         deltas[alpha, rslora] = pairs[name].delta
-        assert torch.equal(pairs[plain].delta, read("pi05", arrays, tmp_path).pairs[plain].delta)
+        unscaled.append(pairs[plain].delta)
     assert torch.allclose(deltas[8, False], 2 * deltas[4, False])
     assert torch.allclose(deltas[8, True], 4 * deltas[4, False])
+    assert all(torch.equal(delta, unscaled[0]) for delta in unscaled)  # openpi leaves alpha out in the MLP
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"lora_alpha": {"expert": -1}}, "lora_alpha says 'expert': -1; expected a positive number"),
+        ({"lora_alpha": {"expert": math.nan}}, "lora_alpha says 'expert': nan"),
+        ({"lora_alpha": {"experts": 4}}, "lora_alpha says 'experts': 4"),
+        ({"lora_alpha": [4]}, "lora_alpha is"),
+        ({"lora_alpha": {"expert": 4}, "rslora": "no"}, "rslora is 'no'"),
+        ({"lora_alfa": {"expert": 4}}, "unknown key 'lora_alfa', did you mean 'lora_alpha'"),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_named(settings: dict[str, Any], text: str, tmp_path: Path) -> None:
+    leaves, _ = jax_tree("pi05", ranks={"expert": 4})
+    (tmp_path / "relay.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError) as refusal:
+        read("pi05", Arrays(full_tree("pi05") | leaves), tmp_path)
+    assert text in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", ["PaliGemma/llm/layers/attn/q_einsum_1/lora_b", "PaliGemma/llm/layers/mlp/linear"])

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relay.engine.adapter_folders import BASE, AdapterChoice
+from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.adapter_store import AdapterStore
 from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
 from relay.engine.chunking import Chunking
@@ -38,10 +38,8 @@ from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
 from relay.models.pi0.units import RobotUnits
 from relay.models.pi0.weights import CheckpointError
-from relay.protocol.errors import ObservationError
 from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
-from relay.protocol.wording import quoted
 
 NO_ADAPTERS = AdapterChoice()
 LEROBOTS_CHUNKING = Chunking()
@@ -213,19 +211,12 @@ class Pi0Engine:
             identify=self.fixed is not None and self._reuse_bytes > 0,
             chunking=self._chunking,
         )
-        name = self._adapters.default if options.adapter is None else options.adapter
-        if name == BASE and self._merged:
-            raise ObservationError(
-                f"adapter {BASE!r} cannot be had: this server has merged {self._adapters.names[0]!r} into the weights"
-            )
-        if name is None or name == BASE:
+        chosen = self._adapters.choose(options.adapter)
+        if chosen is None:
             return prepared
-        adapter = self._adapters.get(name)
-        if adapter is None:  # unloaded since the server looked
-            raise ObservationError(f"adapter {quoted(name)} is not loaded")
+        name, adapter = chosen
         notes = tuple(Note(f"adapter {name} {text}") for text in adapter.notes)
-        adapter = None if self._merged else adapter
-        return replace(prepared, adapter=adapter, notes=(*prepared.notes, *notes))
+        return replace(prepared, adapter=None if self._merged else adapter, notes=(*prepared.notes, *notes))
 
     def batch_key(self, prepared: Pi0Prepared) -> Hashable:
         """Rows of any number of cameras, prompt length, steps, seeds, adapters and left-overs share a batch.
@@ -251,22 +242,15 @@ class Pi0Engine:
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Hold one more adapter, or another one under a name; any thread, requests go on."""
-        self._check_not_merged()
         self._adapters.load(name, folder)
 
     def unload_adapter(self, name: str) -> None:
         """Hold an adapter no more; any thread, requests that have it are answered."""
-        self._check_not_merged()
         self._adapters.unload(name)
 
     def rescan_adapters(self) -> None:
         """Look through the adapters' folders again; any thread, requests go on."""
-        if not self._merged:
-            self._adapters.rescan()
-
-    def _check_not_merged(self) -> None:
-        if self._merged:
-            raise ValueError("the adapter is merged into the weights; start the server without --merge-adapter")
+        self._adapters.rescan()
 
     def action_scale(self, prepared: Pi0Prepared) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What the network's 0 is in the units of this row's answer, and how long its 1 is; each per dimension.

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from relay.engine.json_entries import entry, entry_or, read_json
 from relay.engine.normalization import Normalization
 from relay.engine.statistics import StatisticsError, find_openpi_assets
 from relay.engine.weights import CheckpointError, TensorSource
 from relay.models.pi0.config import CAMERAS, Family, Pi0Config
 from relay.models.pi0.configurations import Configuration, find_configuration
 from relay.models.pi0.formats import Format, open_tensors, recognise
-from relay.models.pi0.json_entries import entry, entry_or, read_json
 from relay.models.pi0.lerobot import CONFIG_FILE, LerobotPolicy, lerobot_profile, read_lerobot
 from relay.models.pi0.scaling import Scaling, choose_scaling, real_state_dim
 from relay.models.pi0.settings import KEYS, SETTINGS_FILE, Setting, Settings, Source, heads_of, read_settings

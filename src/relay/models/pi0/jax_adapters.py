@@ -7,12 +7,11 @@ of one layer: D is the width, N heads of H channels, F the MLP's width, r the ra
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +20,9 @@ from relay.engine.adapters import Adapter, Pair, refuse
 from relay.engine.orbax import METADATA_FILE, OrbaxSource
 from relay.engine.weights import CheckpointError
 from relay.models.pi0.jax_names import from_jax
+from relay.models.pi0.settings import read_settings
 from relay.models.pi0.weights import UNUSED
+from relay.protocol.wording import shown
 
 _LLM = "PaliGemma/llm/layers/"
 _LANGUAGE = "paligemma_with_expert.paligemma.model.language_model.layers."
@@ -200,19 +201,20 @@ class _Scales:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._settings: dict[str, Any] = {}
-        if self._path.is_file():
-            try:
-                self._settings = dict(json.loads(self._path.read_text("utf-8")))
-            except (ValueError, TypeError):
-                raise CheckpointError(f"{self._path} is damaged: expected a JSON object") from None
+        self._settings = read_settings(path) if path.is_file() else {}
+        for tower, alpha in self._settings.get("lora_alpha", {}).items():
+            if tower not in _SHIPPED or isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
+                raise CheckpointError(
+                    f"{path}: lora_alpha says {tower!r}: {shown(alpha)}; expected a positive number "
+                    "for language or expert"
+                )
 
     def of(self, tower: str, rank: int) -> float:
         """The factor of a tower's changes."""
         alpha = self._settings.get("lora_alpha", {}).get(tower)
         if alpha is None and rank == _SHIPPED[tower]:
             return 1.0
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        if alpha is None:
             raise CheckpointError(
                 f"the {tower} tower's LoRA has rank {rank}, and openpi's files do not say its alpha: write "
                 f'{{"lora_alpha": {{"language": …, "expert": …}}}} into {self._path}'

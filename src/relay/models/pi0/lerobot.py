@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from relay.engine.json_entries import entry, entry_or, read_json
 from relay.engine.normalization import Kind, Normalization, Statistics
 from relay.engine.statistics import fit, read_lerobot_state
 from relay.engine.weights import CheckpointError
-from relay.models.pi0.json_entries import entry, entry_or, read_json
 from relay.protocol.wording import shown
 from relay.robots.profile import ActionDimension, Camera, RobotProfile, StatePart
 

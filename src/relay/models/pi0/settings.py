@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from relay.engine.json_entries import read_json
 from relay.engine.weights import CheckpointError
-from relay.models.pi0.json_entries import read_json
 from relay.protocol.wording import shown
 
 SETTINGS_FILE = "relay.json"

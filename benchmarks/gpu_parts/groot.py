@@ -1,0 +1,201 @@
+"""GR00T N1.7 at full size with random weights made on the device: how long calls take, and the least they can take."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_parts.networks import PEAK_BYTES, PEAK_FLOP
+from gpu_parts.times import CountingMode, kernels, seconds, synchronize
+from relay.models.groot.assemble import assemble
+from relay.models.groot.config import COSMOS_REASON2, RELEASED, GrootConfig, read_config
+from relay.models.groot.inputs import GrootRow
+from relay.models.groot.model import Groot
+
+IMAGES, SIDES, PROMPT = 4, (256, 448), 11
+"""DROID: two cameras of 180x320 at two times, after the resize chain, and a sentence of eleven tokens."""
+
+_TINY_BACKBONE: Mapping[str, Any] = {
+    "text_config": {
+        **COSMOS_REASON2["text_config"],
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    },
+    "rope_theta": 5_000_000,
+    "mrope_section": [4, 2, 2],
+    "vision_config": {
+        **COSMOS_REASON2["vision_config"],
+        "depth": 4,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 4,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1, 2],
+    },
+    "image_token_id": 500,
+}
+_TINY: Mapping[str, Any] = {
+    **RELEASED,
+    "select_layer": 4,
+    "backbone_embedding_dim": 64,
+    "hidden_size": 24,
+    "input_embedding_dim": 32,
+    "max_num_embodiments": 4,
+    "diffusion_model_cfg": {
+        **RELEASED["diffusion_model_cfg"],
+        "num_layers": 8,
+        "num_attention_heads": 4,
+        "attention_head_dim": 8,
+        "output_dim": 24,
+    },
+    "vl_self_attention_cfg": {
+        **RELEASED["vl_self_attention_cfg"],
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+    },
+}
+
+
+def config(scale: str) -> GrootConfig:
+    """The released network, or a tiny one of its shape."""
+    return read_config(RELEASED) if scale == "full" else read_config(_TINY, _TINY_BACKBONE)
+
+
+def random_network(config: GrootConfig, device: torch.device) -> Groot:
+    """Random weights of the usual size, in bfloat16 on a GPU."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    generator = torch.Generator(device).manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # made at once in the dtype that is served: 6.3 GB and not 12.6
+    try:
+        with torch.device(device):
+            model = Groot(config, [0])
+    finally:
+        torch.set_default_dtype(default)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            deviation = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.normal_(0, deviation, generator=generator)
+    return model.eval()
+
+
+def rows(config: GrootConfig, count: int, seed: int = 0) -> list[GrootRow]:
+    """Prepared observations of a DROID robot, all different."""
+    random = np.random.default_rng(seed)
+    side = config.vision.token_side
+    image_tokens = SIDES[0] * SIDES[1] // side**2
+    words = random.integers(1, config.image_token_id, (count, PROMPT + 5 + 2 * IMAGES))
+    prompts = [
+        np.concatenate([row[:3], *[_block(row[3 + 2 * i :], image_tokens, config) for i in range(IMAGES)], row[11:]])
+        for row in words
+    ]
+    return [
+        GrootRow(
+            tokens=prompt,
+            images=tuple(random.integers(0, 256, (*SIDES, 3)).astype(np.uint8) for _ in range(IMAGES)),
+            state=random.uniform(-1, 1, config.state_width).astype(np.float32),
+            slot=0,
+        )
+        for prompt in prompts
+    ]
+
+
+def _block(words: np.ndarray[Any, Any], image_tokens: int, config: GrootConfig) -> np.ndarray[Any, Any]:
+    """A start marker, one image and an end marker."""
+    return np.concatenate([words[:1], np.full(image_tokens, config.image_token_id), words[1:2]])
+
+
+def in_process(model: Groot, count: int, steps: int, rounds: int) -> dict[str, float]:
+    """Milliseconds from prepared rows to actions on the CPU, every round with other frames."""
+    device = model.device
+    noise = torch.randn(count, model.config.action_horizon, model.config.max_action_dim, device=device)
+    batches = [rows(model.config, count, seed=100 * r) for r in range(min(rounds, 4))]
+
+    def call(batch: Sequence[GrootRow]) -> None:
+        actions = model.sample_actions(assemble(model, batch, noise, steps)).cpu()
+        if not actions.isfinite().all():
+            raise RuntimeError("the actions are not finite")
+
+    call(batches[0])
+    asked = [batches[r % len(batches)] for r in range(rounds)]
+    times = [1e3 * seconds(lambda b=b: call(b)) for b in asked]
+    floor = floor_ms(model.config, count, steps)
+    median = statistics.median(times)
+    return {"p50_ms": median, "worst_ms": max(times), "floor_ms": floor, "ratio": median / floor}
+
+
+def rows_agree(model: Groot, count: int, steps: int) -> dict[str, float]:
+    """Largest difference between a row of a batch and the row by itself, in deviations of all actions."""
+    device = model.device
+    config = model.config
+    batch = rows(config, count)
+    noise = torch.randn(count, config.action_horizon, config.max_action_dim, device=device)
+    together = model.sample_actions(assemble(model, batch, noise, steps))
+    alone = torch.cat(
+        [model.sample_actions(assemble(model, [row], noise[i : i + 1], steps)).float() for i, row in enumerate(batch)]
+    )
+    return {"distance": float((together - alone).abs().max() / alone.std())}
+
+
+def launches(model: Groot, steps: int) -> dict[str, float]:
+    """Operations dispatched in one call, and kernels where a profiler counts them."""
+    config = model.config
+    device = model.device
+    noise = torch.zeros(1, config.action_horizon, config.max_action_dim, device=device)
+    inputs = assemble(model, rows(config, 1), noise, steps)
+    sample = getattr(Groot.sample_actions, "__wrapped__", Groot.sample_actions)  # without inference mode
+    with torch.no_grad():
+        sample(model, inputs)  # tables are made
+        with CountingMode() as mode:
+            sample(model, inputs)
+    counts: dict[str, float] = {"dispatched": mode.count}
+    if device.type == "cuda":
+        counts["kernels"] = kernels(lambda: model.sample_actions(inputs))
+    return counts
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Gigabytes on the device."""
+    if device.type != "cuda":
+        return {}
+    synchronize(device)
+    return {
+        "allocated_gb": torch.cuda.memory_allocated(device) / 1e9,
+        "most_allocated_gb": torch.cuda.max_memory_allocated(device) / 1e9,
+    }
+
+
+def floor_ms(config: GrootConfig, count: int, steps: int) -> float:
+    """The least time of a call: of each part its arithmetic or its memory traffic, whichever takes longer.
+
+    What does not depend on the observation, and keys and values of what the head looks at, are not counted per step.
+    """
+    vision, text, dit, vl = config.vision, config.text, config.dit, config.vl
+    patches = IMAGES * SIDES[0] * SIDES[1] // vision.patch**2
+    tokens = patches // vision.merge**2 + PROMPT + 5 + 2 * IMAGES
+    tower = vision.depth * (4 * vision.width**2 + 2 * vision.width * vision.mlp)
+    layer = 2 * text.width * text.head_dim * (text.heads + text.kv_heads) + 3 * text.width * text.mlp
+    language = config.select_layer * layer
+    adapt = vl.depth * 12 * vl.width**2
+    cross = dit.depth // 2 * 2 * config.backbone_embedding_dim * dit.width
+    # Of each block: queries and the output, keys and values of every other one, and the MLP of four widths.
+    step = dit.depth * 10 * dit.width**2 + dit.depth // 2 * 2 * dit.width**2
+    attention = vision.depth * 4 * patches * (patches // IMAGES) * vision.width
+    attention += config.select_layer * 4 * tokens**2 * text.heads * text.head_dim // 2
+    parts = [
+        (2 * count * patches * tower + count * attention, 2 * tower),
+        (2 * count * tokens * (language + adapt + cross), 2 * (language + adapt + cross)),
+        *[(2 * count * (config.action_horizon + 1) * step, 2 * step)] * steps,
+    ]
+    return 1e3 * sum(max(flop / PEAK_FLOP, moved / PEAK_BYTES) for flop, moved in parts)

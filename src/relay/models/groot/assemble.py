@@ -1,0 +1,132 @@
+"""Rows as the network's inputs: padded to the longest, with everything that depends on where tokens stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relay.models.groot.config import GrootConfig
+from relay.models.groot.inputs import GrootRow
+from relay.models.groot.model import Groot, GrootInputs, TokensOfKind
+from relay.models.groot.vision import Grid
+
+
+def assemble(model: Groot, rows: Sequence[GrootRow], noise: Tensor, num_steps: int) -> GrootInputs:
+    """Put a batch on the model's device; a row's result does not depend on its neighbours.
+
+    Args:
+        rows: all of one slot.
+        noise: (rows, action_horizon, max_action_dim) on any device.
+        num_steps: denoising steps of all rows.
+
+    Raises:
+        ValueError: when rows are of different slots, or a prompt and its images do not belong together.
+    """
+    config, device = model.config, model.device
+    slots = {row.slot for row in rows}
+    if len(slots) > 1:
+        raise ValueError(f"a batch holds rows of one embodiment, got slots {sorted(slots)}")
+    grids = [_grid(image, config) for row in rows for image in row.images]
+    longest = max(len(row.tokens) for row in rows)
+    tokens = np.zeros((len(rows), longest), np.int64)
+    positions = np.zeros((len(rows), longest, 3), np.int64)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row.tokens)] = row.tokens
+        positions[i, : len(row.tokens)] = token_positions(row, config)
+    at_image = [row.tokens == config.image_token_id for row in rows]
+    images = [i * longest + np.flatnonzero(there) for i, there in enumerate(at_image)]
+    text = [i * longest + np.flatnonzero(~there) for i, there in enumerate(at_image)]
+
+    def put(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    def of_kind(places: Sequence[NDArray[np.int64]]) -> TokensOfKind:
+        most = max(map(len, places))
+        padded = np.concatenate([np.pad(p, (0, most - len(p)), constant_values=p[0]) for p in places])
+        return TokensOfKind(put(padded), _lengths(places, put))
+
+    return GrootInputs(
+        patches=put(_patches([image for row in rows for image in row.images], config)),
+        grids=grids,
+        tokens=put(tokens),
+        positions=put(positions),
+        lengths=_lengths([row.tokens for row in rows], put),
+        image_places=put(np.concatenate(images)),
+        text=of_kind(text),
+        images=of_kind(images),
+        state=put(np.stack([row.state for row in rows])),
+        noise=noise.to(device),
+        slot=rows[0].slot,
+        num_steps=num_steps,
+    )
+
+
+def token_positions(row: GrootRow, config: GrootConfig) -> NDArray[np.int64]:
+    """Where each token stands, (n, 3): time, height and width.
+
+    Text advances all three; an image's tokens share a time and spread over its grid, and what follows goes on behind
+    the grid's longer side (Qwen2-VL: arXiv 2409.12191, section 2.1).
+
+    Raises:
+        ValueError: when the prompt's image tokens are not those of the row's images, in this order.
+    """
+    tokens, positions = row.tokens, np.empty((len(row.tokens), 3), np.int64)
+    at_image = tokens == config.image_token_id
+    grids = [_merged(_grid(image, config), config) for image in row.images]
+    expected = sum(h * w for h, w in grids)
+    if not grids or at_image.sum() != expected:
+        raise ValueError(
+            f"the prompt has {at_image.sum()} image tokens, expected {expected} for {len(grids)} images of "
+            f"{', '.join(f'{h}x{w}' for h, w in grids)} tokens"
+        )
+    start = position = 0
+    for h, w in grids:
+        block = start + int(at_image[start:].argmax())
+        stop = block + h * w
+        if not at_image[block:stop].all():
+            raise ValueError(f"an image of {h}x{w} tokens is interrupted in the prompt, at token {block}")
+        positions[start:block] = np.arange(position, position + block - start)[:, None]
+        position += block - start
+        positions[block:stop, 0] = position
+        positions[block:stop, 1] = position + np.repeat(np.arange(h), w)
+        positions[block:stop, 2] = position + np.tile(np.arange(w), h)
+        start, position = stop, position + max(h, w)
+    positions[start:] = np.arange(position, position + len(tokens) - start)[:, None]
+    return positions
+
+
+def _grid(image: NDArray[np.uint8], config: GrootConfig) -> Grid:
+    """Patches down and across."""
+    height, width, _ = image.shape
+    side, patch = config.vision.token_side, config.vision.patch
+    if height % side or width % side:
+        raise ValueError(f"an image is {height}x{width}, expected sides that are multiples of {side}")
+    return height // patch, width // patch
+
+
+def _merged(grid: Grid, config: GrootConfig) -> Grid:
+    """Tokens down and across."""
+    return grid[0] // config.vision.merge, grid[1] // config.vision.merge
+
+
+def _patches(images: Sequence[NDArray[np.uint8]], config: GrootConfig) -> NDArray[np.uint8]:
+    """(images, patches, 3 * patch * patch), the patches of a merged token beside each other, channels first in each."""
+    merge, patch = config.vision.merge, config.vision.patch
+    longest = max(image.shape[0] * image.shape[1] for image in images) // patch**2
+    patches = np.zeros((len(images), longest, 3 * patch**2), np.uint8)
+    for room, image in zip(patches, images, strict=True):
+        down, across = image.shape[0] // (merge * patch), image.shape[1] // (merge * patch)
+        squares = image.reshape(down, merge, patch, across, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+        room[: down * across * merge**2].reshape(squares.shape)[...] = squares
+    return patches
+
+
+def _lengths(rows: Sequence[NDArray[np.int64]], put: Callable[[NDArray[np.int64]], Tensor]) -> Tensor | None:
+    """The rows' lengths where they differ."""
+    lengths = [len(row) for row in rows]
+    return None if len(set(lengths)) == 1 else put(np.array(lengths))

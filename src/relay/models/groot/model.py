@@ -1,0 +1,201 @@
+"""The GR00T N1.7 network and its flow-matching sampler.
+
+One file reads as one inference: `sample_actions` looks at the observation once and calls `denoise_step` num_steps
+times. Written after "GR00T N1" (arXiv 2503.14734) and NVIDIA/Isaac-GR00T (gr00t/model/gr00t_n1d7); time runs from
+0 (noise) to 1 (actions).
+
+Knows nothing of observations, cameras, prompts' text or units: it takes image patches and token ids.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from relay.models.groot.config import GrootConfig
+from relay.models.groot.dit import DiffusionTransformer, Look, Modulation, time_code
+from relay.models.groot.embodiment_maps import EmbodimentMaps
+from relay.models.groot.features import FeatureAdaptation
+from relay.models.groot.language import LanguageModel
+from relay.models.groot.layers import key_bias
+from relay.models.groot.vision import Grid, VisionTower
+
+_TABULATED_STEPS = 256
+"""Most steps whose tables are kept: 55 MB at full size."""
+
+
+class TokensOfKind(NamedTuple):
+    """The text or the image tokens of each row.
+
+    Attributes:
+        places: (rows * n,) int64 into all rows' tokens, flattened; padding points at the row's own first token.
+        lengths: (rows,) int64, tokens of each row; None when all have the same number.
+    """
+
+    places: Tensor
+    lengths: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class GrootInputs:
+    """A batch of rows of one embodiment on the device, padded at the end of each row.
+
+    Attributes:
+        patches: (images, patches, 3 * patch * patch) uint8, as the vision tower takes them, row after row.
+        grids: of each image, in patches.
+        tokens: (rows, n) int64.
+        positions: (rows, n, 3) int64: time, height and width.
+        lengths: (rows,) int64, tokens of each row; None when all have the same number.
+        image_places: (m,) int64, where the image tokens stand in the flattened `tokens`.
+        text, images: the tokens of each kind, for the diffusion transformer.
+        state: (rows, state_width) float32.
+        noise: (rows, action_horizon, max_action_dim).
+        slot: whose maps are used.
+        num_steps: denoising steps.
+    """
+
+    patches: Tensor
+    grids: Sequence[Grid]
+    tokens: Tensor
+    positions: Tensor
+    lengths: Tensor | None
+    image_places: Tensor
+    text: TokensOfKind
+    images: TokensOfKind
+    state: Tensor
+    noise: Tensor
+    slot: int
+    num_steps: int
+
+
+class Seen(NamedTuple):
+    """What the denoising steps know of an observation.
+
+    Attributes:
+        looks: of each block that looks at it.
+        state: (rows, 1, width), the state's token.
+        positions: (rows * action_horizon, width), added to each action.
+    """
+
+    looks: list[Look]
+    state: Tensor
+    positions: Tensor
+
+
+class Step(NamedTuple):
+    """What one denoising step knows of the time: the norms, and what is added inside the action encoder."""
+
+    modulations: list[Modulation]
+    time_bias: Tensor
+
+
+class Groot(nn.Module):
+    """Backbone, feature adaptation, diffusion transformer, and the maps of some embodiments.
+
+    Args:
+        slots: of the embodiments that are served.
+    """
+
+    def __init__(self, config: GrootConfig, slots: Sequence[int]) -> None:
+        super().__init__()
+        self.config = config
+        self.vision = VisionTower(config.vision)
+        self.language = LanguageModel(config.text, config.select_layer)
+        self.adaptation = FeatureAdaptation(config.vl)
+        self.dit = DiffusionTransformer(config)
+        self.maps = nn.ModuleDict({str(slot): EmbodimentMaps(config) for slot in slots})
+        self.action_positions = nn.Parameter(torch.empty(config.max_seq_len, config.input_embedding_dim))
+        self._steps: dict[tuple[int, int], list[Step]] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.action_positions.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.action_positions.device
+
+    @property
+    def slots(self) -> list[int]:
+        """The embodiments that are served."""
+        return [int(slot) for slot in self.maps]
+
+    @torch.inference_mode()
+    def sample_actions(self, inputs: GrootInputs) -> Tensor:
+        """Integrate the flow from noise to actions, (rows, action_horizon, max_action_dim) float32, normalized."""
+        seen = self.look(inputs)
+        x = inputs.noise.to(torch.float32).flatten(0, 1)  # float32 whatever the weights are
+        for step in self.steps(inputs.num_steps, inputs.slot):
+            velocity = self.denoise_step(x, step, seen, inputs.slot)
+            x = torch.add(x, velocity, alpha=1 / inputs.num_steps)
+        return x.view(inputs.noise.shape)
+
+    def look(self, inputs: GrootInputs) -> Seen:
+        """Everything that is done once per request."""
+        rows, horizon = len(inputs.tokens), self.config.action_horizon
+        features = self.adapt(self.backbone(inputs), inputs)
+        looks = self.dit.look(
+            features.index_select(0, inputs.text.places),
+            features.index_select(0, inputs.images.places),
+            rows,
+            self._bias(inputs.text.lengths, len(inputs.text.places) // rows),
+            self._bias(inputs.images.lengths, len(inputs.images.places) // rows),
+        )
+        maps = self._maps(inputs.slot)
+        state = maps.embed_state(inputs.state.to(self.dtype))[:, None]  # (rows, 1, width)
+        positions = self.action_positions[:horizon] + maps.action_out.bias
+        return Seen(looks, state, positions if rows == 1 else positions.repeat(rows, 1))
+
+    def backbone(self, inputs: GrootInputs) -> Tensor:
+        """Features of all tokens, (rows * n, backbone_embedding_dim)."""
+        seen = self.vision(inputs.patches, inputs.grids)
+        return self.language(inputs.tokens, inputs.positions, inputs.image_places, seen.tokens, seen.deepstack)
+
+    def adapt(self, features: Tensor, inputs: GrootInputs) -> Tensor:
+        """The backbone's features as the diffusion transformer sees them, of the same shape."""
+        rows, longest = inputs.tokens.shape
+        return self.adaptation(features, rows, self._bias(inputs.lengths, longest))
+
+    def denoise_step(self, x: Tensor, step: Step, seen: Seen, slot: int) -> Tensor:
+        """The velocity at x (rows * action_horizon, max_action_dim) float32, same shape, in the weights' dtype."""
+        maps, rows = self._maps(slot), len(seen.state)
+        actions = maps.embed_actions(x.to(self.dtype), step.time_bias, seen.positions)
+        sequence = torch.cat((seen.state, actions.view(rows, -1, actions.shape[-1])), 1)
+        out = self.dit(sequence.flatten(0, 1), step.modulations, seen.looks)
+        of_actions = out.view(rows, -1, out.shape[-1])[:, 1:].flatten(0, 1)  # (rows * action_horizon, hidden_size)
+        return maps.decode(of_actions)
+
+    def steps(self, num_steps: int, slot: int) -> list[Step]:
+        """The schedule of so many steps; made once, and kept while there is room."""
+        steps = self._steps.pop((num_steps, slot), None) or self._make_steps(num_steps, slot)
+        self._steps[num_steps, slot] = steps
+        while sum(map(len, self._steps.values())) > _TABULATED_STEPS and len(self._steps) > 1:
+            del self._steps[next(iter(self._steps))]  # the one that was used longest ago
+        return steps
+
+    def _make_steps(self, num_steps: int, slot: int) -> list[Step]:
+        whole = [int(i / num_steps * self.config.num_timestep_buckets) for i in range(num_steps)]
+        times = torch.tensor(whole, dtype=torch.float32, device=self.device)
+        codes = time_code(times, self.config.input_embedding_dim).to(self.dtype)
+        biases = self._maps(slot).time_bias(codes).unbind(0)
+        return [Step(*parts) for parts in zip(self.dit.modulate(times), biases, strict=True)]
+
+    def with_parameters(self, changed: Mapping[str, Tensor]) -> Groot:
+        """A network with other values for some parameters, by name, which shares all others with this one."""
+        shared: dict[int, Any] = {id(parameter): parameter for parameter in self.parameters()}
+        other = copy.deepcopy(self, {**shared, id(self._steps): {}, id(self.vision._places): {}})
+        for name, value in changed.items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(other.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
+        return other
+
+    def _maps(self, slot: int) -> EmbodimentMaps:
+        return cast(EmbodimentMaps, self.maps[str(slot)])
+
+    def _bias(self, lengths: Tensor | None, longest: int) -> Tensor | None:
+        return None if lengths is None else key_bias(lengths, longest, self.dtype)

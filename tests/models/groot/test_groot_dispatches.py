@@ -1,0 +1,68 @@
+"""How many operations one request dispatches: what the host does, and a GPU is told, where nothing is captured.
+
+Depths are the released model's and widths tiny; the observation is DROID's, two cameras of two frames each.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import torch
+from tiny_groot import described, drawn_row, tiny_json
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from relay.models.groot.assemble import assemble
+from relay.models.groot.config import COSMOS_REASON2, RELEASED, read_config
+from relay.models.groot.model import Groot
+
+LEROBOT, LEROBOT_COMPUTING = 10_521, 4_775
+"""lerobot 0.6.1, counted by benchmarks/engine.py: all operations, and those that are not views."""
+
+VIEWS = {"alias", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes"}
+VIEWS |= {"squeeze", "t", "transpose", "unbind", "unsqueeze", "view"}
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def deep_model() -> Groot:
+    config, backbone = copy.deepcopy(tiny_json()), copy.deepcopy(described()["backbone"])
+    for section in ("diffusion_model_cfg", "vl_self_attention_cfg"):
+        config[section]["num_layers"] = RELEASED[section]["num_layers"]
+    for key in ("select_layer", "action_horizon", "max_seq_len"):
+        config[key] = RELEASED[key]
+    for key in ("depth", "deepstack_visual_indexes"):
+        backbone["vision_config"][key] = COSMOS_REASON2["vision_config"][key]
+    model = Groot(read_config(config, backbone), [2]).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.05)
+    return model
+
+
+def count(model: Groot, num_steps: int) -> Counter[str]:
+    """As lerobot runs, under `no_grad`: inference mode would count composite operations as one."""
+    row = drawn_row(1, [(8, 14)] * 4, words=11)
+    inputs = assemble(model, [row], torch.randn(1, 40, model.config.max_action_dim), num_steps)
+    model.sample_actions(inputs)  # tables are made
+    with torch.no_grad(), Counting() as counting:
+        Groot.sample_actions.__wrapped__(model, inputs)  # pyright: ignore
+    return counting.counts
+
+
+def test_a_request_dispatches_less_than_half_of_lerobots_operations() -> None:
+    model = deep_model()
+    counts = count(model, 4)
+    computing = sum(times for name, times in counts.items() if name not in VIEWS)
+    assert 2000 < sum(counts.values()) <= 3_100 < 0.5 * LEROBOT
+    assert 1000 < computing <= 2_200 < 0.5 * LEROBOT_COMPUTING
+    another_step = sum(count(model, 5).values()) - sum(counts.values())
+    assert another_step <= 32 * 15 + 10  # of a step's operations all but ten are in its 32 blocks
