@@ -7,6 +7,8 @@
 # make fuzz    200,000 damaged and hostile messages through the decoder (ARGS="--messages N --seed S --jobs J")
 # make lock    write down the versions in use, for the interpreter in use, into requirements/
 # make stock   an environment with the stock openpi client and server, for compatibility tests and benchmarks
+# make deploy-tools   an environment with Modal's package and linters of Docker and Kubernetes, for tests of the recipes
+# make fronts  Debian's nginx and HAProxy in a folder of their own, for tests of what stands before a server
 # make references   an environment with Orbax and JAX, which write checkpoints for tests of their reader
 #
 # PYTHON=...      the interpreter to use (default: the first of 3.10 or newer found, 3.11 preferred)
@@ -22,7 +24,7 @@ LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
 
-.PHONY: demo test test-slow test-all check fuzz format vocab stock references lock bench clean
+.PHONY: demo test test-slow test-all check fuzz format vocab stock fronts deploy-tools references lock bench clean
 
 demo: $(VENV)/installed-demo
 	@echo "==> a server, a client and the built-in robot: ten episodes"
@@ -64,11 +66,17 @@ stock: .venv-stock/installed
 
 references: .venv-orbax/installed
 
+deploy-tools: | $(VENV)/created
+	@$(BIN)/python scripts/deploy_tools.py
+
+fronts: | $(VENV)/created
+	@$(BIN)/python scripts/fronts.py
+
 lock: $(VENV)/installed-dev
 	$(BIN)/python -m pip freeze --exclude-editable --exclude torch > $(LOCK)
 
 clean:
-	rm -rf $(VENV) .venv-stock .venv-3.* .venv-orbax relay-demo
+	rm -rf $(VENV) .venv-stock .venv-3.* .venv-orbax .venv-deploy .fronts relay-demo
 
 $(VENV)/created:
 	@echo "==> creating $(VENV) with $(PYTHON)"

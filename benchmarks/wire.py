@@ -36,10 +36,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import record
 import stock
+from relay.bench.observations import camera_frames
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tests"))
@@ -241,23 +241,6 @@ def read(robot: subprocess.Popen[str]) -> Any:
     if not line:
         raise RuntimeError(f"a robot ended with code {robot.wait()}; its error is above")
     return json.loads(line)
-
-
-def camera_frames(seed: int, observations: int = 8) -> NDArray[np.uint8]:
-    """Views of a table with coloured boxes, lit unevenly and with sensor noise: `(observations, 3, 224, 224, 3)`."""
-    random = np.random.default_rng(seed)
-    rows, columns = np.mgrid[0:224, 0:224] / 224
-    frames = np.empty((observations, 3, 224, 224, 3), np.uint8)
-    for index in np.ndindex(observations, 3):
-        light = 0.7 + 0.3 * np.cos(3 * (rows - random.random()) + 2 * (columns - random.random()))
-        frame = light[..., None] * random.uniform(90, 200, 3)
-        for _ in range(12):
-            top, left = random.uniform(0, 0.85, 2)
-            height, width = random.uniform(0.05, 0.35, 2)
-            inside = (rows > top) & (rows < top + height) & (columns > left) & (columns < left + width)
-            frame[inside] = light[inside][:, None] * random.uniform(20, 255, 3)
-        frames[index] = np.clip(frame + random.normal(0, 2, frame.shape), 0, 255)
-    return frames
 
 
 def print_table(case: Case, rows: list[Row]) -> None:

@@ -64,7 +64,7 @@ def test_a_bound_of_the_guidance_that_is_not_positive_is_refused(capsys: pytest.
     assert "--rtc-max-guidance-weight must be a positive number, got 0.0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "check", "parity"])
+@pytest.mark.parametrize("command", ["serve", "demo", "bench", "check", "parity"])
 def test_help_loads_no_torch(command: str) -> None:
     script = (
         "import sys\n"

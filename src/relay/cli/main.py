@@ -18,13 +18,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
 
+    from relay.cli.bench import Bench
     from relay.cli.check import Check
     from relay.cli.demo import Demo
     from relay.cli.parity import Parity
     from relay.cli.serve import Serve
 
-    command: Serve | Demo | Check | Parity = tyro.extras.subcommand_cli_from_dict(
-        {"serve": Serve, "demo": Demo, "check": Check, "parity": Parity},
+    command: Serve | Demo | Bench | Check | Parity = tyro.extras.subcommand_cli_from_dict(
+        {"serve": Serve, "demo": Demo, "bench": Bench, "check": Check, "parity": Parity},
         prog="relay",
         description=_DESCRIPTION,
         args=arguments,

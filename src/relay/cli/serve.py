@@ -94,6 +94,8 @@ def _settings(listener: ListenerOptions) -> ServerSettings:
         max_connections=listener.max_connections,
         max_connections_per_key=listener.max_connections_per_key,
         max_queue=listener.max_queue,
+        metrics_host=listener.metrics_host,
+        metrics_port=listener.metrics_port,
         direct_url=listener.direct_url,
         direct_host=listener.direct_host,
         direct_port=listener.direct_port,
