@@ -282,7 +282,8 @@ async def test_a_redirect_to_another_origin_strips_all_of_the_callers_headers(se
     async with AsyncPolicy(url, headers={"Authorization": "Bearer k", "X-Api-Key": "k"}) as policy:
         assert policy.get_server_metadata() == METADATA
     assert [request.path for request in seen] == ["/end"]
-    assert not {"Authorization", "X-Api-Key"} & set(seen[0].headers)
+    assert "Authorization" not in seen[0].headers
+    assert "X-Api-Key" not in seen[0].headers
     assert seen[0].headers["Sec-WebSocket-Protocol"] == "relay.v1"
     assert "Sec-WebSocket-Extensions" not in seen[0].headers
 

@@ -543,3 +543,15 @@ def test_a_policy_does_not_cross_a_fork(opened: Opener, monkeypatch: pytest.Monk
     monkeypatch.setattr("relay.client.conversation.os.getpid", lambda: -1)
     with pytest.raises(RuntimeError, match="before a fork"):
         policy.infer(OBSERVATION)
+
+
+def test_closing_a_forks_copy_leaves_the_connection_to_the_process_that_opened_it(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, connection = opened(REPLY)
+    with monkeypatch.context() as forked:
+        forked.setattr("relay.client.conversation.os.getpid", lambda: -1)
+        policy.close()
+    assert not connection.closed
+    policy.close()
+    assert connection.closed

@@ -42,6 +42,7 @@ from relay.server.tls import certificate_sha256
 
 SECRETS = {"Authorization": "Api-Key robot-7", "Modal-Key": "robot-7", "X-API-Key": "robot-7", "Robot": "robot-7"}
 TICKET = "a-ticket.0123"
+BUDGET_S = direct_route.BUDGET_S
 SENT_ANYWAY = {
     "host",
     "upgrade",
@@ -266,6 +267,10 @@ async def test_of_several_addresses_the_first_that_answers_is_taken(
 
 
 # ---- direct routes that do not work
+
+
+def test_the_change_may_take_two_seconds() -> None:
+    assert BUDGET_S == 2.0
 
 
 def refused(tiny: Servers) -> str:

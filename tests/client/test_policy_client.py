@@ -140,10 +140,10 @@ def test_a_refused_connection_raises_at_once_and_names_the_address(monkeypatch: 
 
 
 def test_an_unknown_host_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*args: Any, **kwargs: Any) -> socket.socket:
+    def unknown(*args: Any, **kwargs: Any) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(socket, "create_connection", unknown)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.setenv("WALLE_URL", "ws://robot.example")
     with pytest.raises(OSError, match=r"Name or service not known: ws://robot\.example"):
         PolicyClient("pi05")

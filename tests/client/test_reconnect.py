@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -389,6 +390,55 @@ def test_a_server_that_is_back_but_silent_is_waited_for_no_longer_than_the_timeo
         server.silent = False
         cut(proxy)
         ask(client, 3, timeout=30)
+
+
+@every_client
+def test_the_time_that_connecting_took_is_not_given_to_the_reply_again(name: str, servers: LoopbackServers) -> None:
+    async def never(websocket: ServerConnection, count: int) -> bool:
+        await websocket.wait_closed()
+        return True
+
+    server = Server(None, never)
+    with behind_proxy(servers, server) as proxy, each_client(name, proxy.url, reconnect=True) as client:
+        ask(client, 1)
+        proxy.refuse()
+        cut(proxy)
+        back = threading.Timer(3.0, proxy.accept)
+        back.start()
+        started = time.monotonic()
+        with pytest.raises(TimeoutError, match="connecting again included"):
+            client.infer(state(2), timeout=4.0)
+        assert time.monotonic() - started < 6.0
+        back.join()
+
+
+@every_client
+def test_a_look_up_that_hangs_lasts_no_longer_than_the_timeout(
+    name: str, servers: LoopbackServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, hangs, released = socket.getaddrinfo, threading.Event(), threading.Event()
+
+    def getaddrinfo(host: Any, *arguments: Any, **options: Any) -> Any:
+        if host == "robot-server.example":
+            if hangs.is_set():
+                released.wait(20)
+            host = "127.0.0.1"
+        return look_up(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    try:
+        with behind_proxy(servers, Server()) as proxy:
+            url = proxy.url.replace("127.0.0.1", "robot-server.example")
+            with each_client(name, url, reconnect=True) as client:
+                ask(client, 1)
+                hangs.set()
+                cut(proxy)
+                started = time.monotonic()
+                with pytest.raises(TimeoutError, match=r"no policy server at ws://robot-server\.example"):
+                    client.infer(state(2), timeout=0.5)
+                assert time.monotonic() - started < 2.5
+    finally:
+        released.set()
 
 
 @every_client

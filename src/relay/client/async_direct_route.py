@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from relay.client.access import Access
 from relay.client.async_connection import AsyncWebSocketConnection, connected_socket, upgrade, within
 from relay.client.connection import remaining
+from relay.client.dialing import share_of
 from relay.client.direct_route import (
     Attempt,
     DirectOffer,
@@ -22,7 +23,6 @@ from relay.client.direct_route import (
     log_staying,
     permitted,
     resolving,
-    share_of,
 )
 
 _leaving: set[asyncio.Task[None]] = set()

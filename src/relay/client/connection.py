@@ -22,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from relay.client.access import DIRECT, Access, Proxy, address_of, explained, shown
+from relay.client.dialing import dialled
 from relay.client.tls_socket import TurnTakingSocket
 from relay.protocol.limits import (
     CLOSE_TIMEOUT_S,
@@ -381,12 +382,12 @@ def upgrade(
 
 def _connected_socket(host: str, port: int, deadline: float | None, proxy: Proxy | None) -> socket.socket:
     """A socket that leads to the server, directly or through the proxy."""
-    if proxy is None:
-        return socket.create_connection((host, port), timeout=remaining(deadline) or HANDSHAKE_TIMEOUT_S)
     until = monotonic() + HANDSHAKE_TIMEOUT_S
+    if proxy is None:
+        return dialled(host, port, until if deadline is None else deadline)
     until = until if deadline is None else min(until, deadline)
     with proxy.named_in_errors():
-        sock = socket.create_connection((proxy.host, proxy.port), timeout=remaining(until))
+        sock = dialled(proxy.host, proxy.port, until)
     try:
         with proxy.named_in_errors():
             sock.sendall(proxy.request(host, port))

@@ -114,6 +114,8 @@ class Conversation:
     def close(self) -> None:
         """Close the connection; may be called from any thread, and again."""
         self._closed = True
+        if os.getpid() != self._process:
+            return  # the goodbye of a fork's copy would end the connection of the process that opened it
         if self._gaps is not None:
             self._gaps.waiting.abandon()
         self._connection.close()

@@ -22,6 +22,7 @@ from websockets.exceptions import InvalidStatus, InvalidURI
 
 from relay.client.access import Access, address_of, shown
 from relay.client.connection import Greeting, WebSocketConnection, remaining, upgrade
+from relay.client.dialing import in_background, resolve, share_of
 from relay.client.peer import on_vllm_path, read_metadata
 from relay.client.pinned_tls import trusting_only
 from relay.protocol.direct_route import (
@@ -215,25 +216,9 @@ def check_instance(offer: DirectOffer, greeting: Greeting) -> None:
         raise NoDirectRoute(f"another process answers there: instance_id is {worded(found)}, not {offer.instance_id}")
 
 
-def resolve(host: str, port: int) -> Sequence[str]:
-    """The IP addresses of a host, the preferred one first."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
 def resolving(offer: DirectOffer) -> Future[Sequence[str]]:
-    """`resolve` in the background: the system's resolver can be neither hurried nor stopped."""
-    future: Future[Sequence[str]] = Future()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            future.set_result(resolve(*offer.address))
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="relay-resolve", daemon=True).start()
-    return future
+    """The offer's IP addresses, the preferred one first, when they are known."""
+    return in_background(lambda: resolve(*offer.address))
 
 
 def permitted(addresses: Sequence[str], peer: str) -> Sequence[str]:
@@ -272,11 +257,6 @@ def address_class(address: str) -> str:
         return "link-local"
     local = ip.is_private or ip.is_reserved or not ip.is_global or getattr(ip, "is_site_local", False)
     return "private" if local else "public"
-
-
-def share_of(deadline: float, left: int) -> float:
-    """The deadline for TCP to one address when `left` of them, this one included, are to be tried."""
-    return monotonic() + (deadline - monotonic()) / left
 
 
 def log_moved(direct: HasGreeting, proxied: HasGreeting) -> None:
