@@ -370,10 +370,18 @@ class _Numbers:
         raise CheckpointError(f"{self._place(modality, key)} has none of {', '.join(_STATISTICS)}")
 
     def pair(self, modality: str, key: str, first: str, second: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Two statistics of a key, either its ends or its mean and deviation; the unused ones must be numbers too."""
+        place, told = self._place(modality, key), self._of(modality, key)
         low, high = self._vector(modality, key, first), self._vector(modality, key, second)
         if low.shape != high.shape:
+            raise CheckpointError(f"{place}: {first} has shape {low.shape}, but {second} {high.shape}")
+        for name in _STATISTICS:
+            if told.get(name) is not None:
+                self._vector(modality, key, name)
+        if first != "mean" and (turned := np.argwhere(low > high)).size:
+            where = tuple(turned[0].tolist())
             raise CheckpointError(
-                f"{self._place(modality, key)}: {first} has shape {low.shape}, but {second} {high.shape}"
+                f"{place}: {first} of value {where[-1]} is {low[where]}, above {second}, {high[where]}"
             )
         return low, high
 
