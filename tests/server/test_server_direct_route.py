@@ -58,6 +58,16 @@ def tickets(clock: Clock) -> Tickets:
     return Tickets("one", most=4, clock=clock)
 
 
+def test_a_tenant_with_many_tickets_makes_only_its_own_forgotten(tickets: Tickets) -> None:
+    holder = Holder()
+    hers = tickets.issue("alice", holder)
+    tickets.begin(hers)
+    for _ in range(10):
+        tickets.begin(tickets.issue("bob", holder))
+    assert len(tickets) == 4
+    assert tickets.redeem(hers.text) is hers
+
+
 def begun(tickets: Tickets, tenant: str = "alice") -> Ticket:
     ticket = tickets.issue(tenant, Holder())
     tickets.begin(ticket)

@@ -42,7 +42,8 @@ class Tickets:
 
     Args:
         instance_id: of this process.
-        most: how many are kept; beyond that the oldest is forgotten, whose client stays where it is.
+        most: how many are kept; beyond that the oldest of the same tenant is forgotten, or the oldest of all if it has
+            none. Its client stays where it is.
         clock: seconds, never going back.
     """
 
@@ -60,10 +61,13 @@ class Tickets:
         """A ticket for a connection's client, which holds from `begin` on."""
         while self._issued:
             oldest, ticket = next(iter(self._issued.items()))
-            over = ticket.expires is not None and ticket.expires <= self._clock()
-            if not over and len(self._issued) < self._most:
+            if ticket.expires is None or ticket.expires > self._clock():
                 break
             del self._issued[oldest]
+        if len(self._issued) >= self._most:
+            tenants = ((nonce, ticket.tenant) for nonce, ticket in self._issued.items())
+            own = (nonce for nonce, its in tenants if its == tenant)  # nobody can have another tenant's forgotten
+            del self._issued[next(own, next(iter(self._issued)))]
         nonce = secrets.token_urlsafe(16)
         ticket = Ticket(f"{nonce}.{self._signature(nonce, tenant)}", tenant, weakref.ref(holder))
         self._issued[nonce] = ticket
