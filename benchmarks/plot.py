@@ -40,7 +40,8 @@ def draw(report: dict[str, Any], output: Path) -> None:
         for i, row in enumerate(rows):
             panel.annotate(f"{row['p50_ratio']:.2f}×", (i, row["p50_ms"]), ha="center", va="bottom", fontsize=8)
         robots = f"{case['robots']} robot{'s' if case['robots'] > 1 else ''}"
-        panel.set_title(f"{robots}, {case['policy_ms']:g} ms policy", fontsize=9)
+        link = ", 20 Mbit/s" if case["slow_link"] else ""
+        panel.set_title(f"{robots}, {case['policy_ms']:g} ms policy{link}", fontsize=9)
         panel.tick_params(labelsize=7)
         panel.set_xticks(range(len(names)), [name.replace("relay ", "relay\n") for name in names])
         panel.spines[["top", "right"]].set_visible(False)

@@ -40,7 +40,7 @@ class Workers:
         return answers
 
 
-@pytest.mark.parametrize("scenario", ["base", "relang"])
+@pytest.mark.parametrize("scenario", [pytest.param("base", marks=pytest.mark.slow), "relang"])
 def test_both_workers_get_what_one_alone_gets(scenario: str) -> None:
     workers = Workers()
     for number in range(len(SCENARIOS[scenario])):
