@@ -24,6 +24,7 @@ from fault_proxy import FaultProxy, in_thread
 from relay.cli.main import main
 from relay.client.direct_route import failed_addresses
 from relay.protocol import msgpack_numpy
+from relay.server.api_keys import read_api_keys
 
 EXAMPLE = Path(__file__).parents[2] / "examples/demo.py"
 VLLM_PATH = "/v1/realtime/robot/openpi"
@@ -199,6 +200,20 @@ def test_headers_come_from_a_file_and_a_line_that_is_none_is_named_without_its_t
     told = capsys.readouterr().err
     assert "headers.txt, line 2: expected a header" in told
     assert "secret-of-mine" not in told
+
+
+def test_the_key_in_the_file_opens_a_server_that_asks_for_one(tmp_path: Path) -> None:
+    headers = tmp_path / "headers.txt"
+    headers.write_text("Authorization: Api-Key robot-7-0123456789\n")
+    output = tmp_path / "numbers.json"
+    asked = ["--calls", "2", "--codec-rounds", "0", "--output", str(output), "--observation"]
+    observation = tmp_path / "observation.msgpack"
+    observation.write_bytes(msgpack_numpy.pack({"state": np.zeros(3, np.float32)}))
+    keys = read_api_keys(environment={"RELAY_API_KEYS": "robot-7-0123456789"})
+    with serving(EchoEngine(), api_keys=keys) as url:
+        assert main(["bench", url, *asked, str(observation)]) == 1
+        assert main(["bench", url, *asked, str(observation), "--headers-file", str(headers)]) == 0
+    assert "robot-7" not in output.read_text()
 
 
 def test_the_script_needs_no_more_than_the_client() -> None:
