@@ -12,24 +12,22 @@ of Debian's programs. Results go to benchmarks/results/ as JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from contextlib import ExitStack
-from datetime import datetime, timezone
-from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import record
 import relay
 import wire
 from relay.bench.calls import make_calls
 from relay.bench.observations import PROMPT, observations
 
-sys.path[:0] = [str(wire.HERE.parent / "tests/deploy"), str(wire.HERE.parent / "scripts")]
+sys.path[:0] = [str(record.HERE.parent / "tests/deploy"), str(record.HERE.parent / "scripts")]
 
 from running_fronts import front  # noqa: E402
 
@@ -44,26 +42,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="turns that each way gets (default 20)")
     parser.add_argument("--calls", type=int, default=50, help="calls in each turn (default 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic frames (default 0)")
-    parser.add_argument("--results", type=Path, default=wire.HERE / "results", help="folder for the JSON file")
+    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder for the JSON file")
     chosen = parser.parse_args()
     fronts.ensure()
     if missing := [name for name in fronts.PACKAGES if fronts.program(name) is None]:
         sys.exit(f"{' and '.join(missing)} not found")
-    if busy := wire.how_busy():
+    if busy := record.how_busy():
         print(f"warning: {busy}; even the ratios will be rough")
-    report: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": wire.machine(),
-        "versions": {"relay": relay.__version__, "websockets": version("websockets"), "numpy": np.__version__},
-        "parameters": {"rounds": chosen.rounds, "calls": chosen.calls, "seed": chosen.seed, "policy_ms": 0},
-        "rows": [],
-    }
+    rows: list[dict[str, Any]] = []
     for codec in CODECS:
-        report["rows"] += compare(codec, chosen.rounds, chosen.calls, chosen.seed)
-    chosen.results.mkdir(parents=True, exist_ok=True)
-    path = chosen.results / f"fronts-{datetime.now():%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+        rows += compare(codec, chosen.rounds, chosen.calls, chosen.seed)
+    record.write("fronts", {"rows": rows}, vars(chosen) | {"policy_ms": 0}, folder=chosen.results)
 
 
 def compare(codec: relay.Codec, rounds: int, calls: int, seed: int) -> list[dict[str, Any]]:

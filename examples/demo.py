@@ -27,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--codec", choices=list(relay.Codec.__members__), default="JPEG_Q90", help="how frames are sent"
     )
+    parser.add_argument("--codec-rounds", type=int, default=10, help="calls under each codec compared; 0: none")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for each answer (default 60)")
     parser.add_argument("--interval", type=float, default=0.0, help="seconds between calls (default 0)")
     parser.add_argument("--robot", help="send this robot's keys, such as droid, where the server doesn't tell its own")
     parser.add_argument("--observation", type=Path, help="send this observation, a file in MessagePack")
@@ -40,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
             calls=chosen.calls,
             warm_up=chosen.warm_up,
             codec=relay.Codec[chosen.codec],
+            codec_rounds=chosen.codec_rounds,
+            timeout=chosen.timeout,
             interval=chosen.interval,
             robot=chosen.robot,
             observation=chosen.observation,

@@ -19,10 +19,12 @@ from stock_environment import FRAME, needs_stock
 from test_stock_peers import stock_server  # noqa: F401
 from threaded_server import serving
 
+import relay.bench.run as bench_run
 from fault_proxy import FaultProxy, in_thread
 from relay.cli.main import main
 from relay.client.direct_route import failed_addresses
 from relay.protocol import msgpack_numpy
+from relay.server.api_keys import read_api_keys
 
 EXAMPLE = Path(__file__).parents[2] / "examples/demo.py"
 VLLM_PATH = "/v1/realtime/robot/openpi"
@@ -144,9 +146,49 @@ def test_a_refused_observation_is_told_in_the_servers_words(demo_url: str, capsy
     assert "relay bench: " in capsys.readouterr().err
 
 
-def test_a_number_that_cannot_be_is_refused_before_anything_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "ws://127.0.0.1:9", "--calls", "0"]) == 2
-    assert "calls must be at least 1, got 0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--calls", "0", "calls must be at least 1, got 0"),
+        ("--frame-size", "20000", "frame_size must be at most 4096, got 20000"),
+        ("--interval", "inf", "interval must be between 0 and 3600 s, got inf"),
+        ("--interval", "nan", "interval must be between 0 and 3600 s, got nan"),
+        ("--timeout", "0", "timeout must be a number of seconds above 0, got 0"),
+        ("--connect-timeout", "nan", "connect_timeout must be a number of seconds above 0, got nan"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_before_anything_is_sent(
+    option: str, value: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "ws://127.0.0.1:9", option, value]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_waited_for_no_longer_than_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    assert main(["bench", f"ws://127.0.0.1:{port}", "--connect-timeout", "0.3"]) == 1
+    assert f"relay bench: no policy server at ws://127.0.0.1:{port} within 0.3 s" in capsys.readouterr().err
+
+
+def test_a_policy_that_does_not_answer_is_waited_for_no_longer_than_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observation = tmp_path / "observation.msgpack"
+    observation.write_bytes(msgpack_numpy.pack({"state": np.zeros(3, np.float32), "sleep": 2.0}))
+    with serving(EchoEngine()) as url:
+        assert main(["bench", url, "--observation", str(observation), "--timeout", "0.2"]) == 1
+    assert "relay bench: " in capsys.readouterr().err
+
+
+def test_a_server_without_room_for_the_codecs_connections_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_run, "_LONGEST_WAIT_FOR_ROOM_S", 0.5)
+    with serving(EchoEngine(), max_connections=1) as url:
+        assert main(["bench", url, "--calls", "2"]) == 1
+        assert "comparing codecs takes a connection for each: --codec-rounds 0" in capsys.readouterr().err
+        assert main(["bench", url, "--calls", "2", "--codec-rounds", "0"]) == 0
 
 
 def test_headers_come_from_a_file_and_a_line_that_is_none_is_named_without_its_text(
@@ -158,6 +200,20 @@ def test_headers_come_from_a_file_and_a_line_that_is_none_is_named_without_its_t
     told = capsys.readouterr().err
     assert "headers.txt, line 2: expected a header" in told
     assert "secret-of-mine" not in told
+
+
+def test_the_key_in_the_file_opens_a_server_that_asks_for_one(tmp_path: Path) -> None:
+    headers = tmp_path / "headers.txt"
+    headers.write_text("Authorization: Api-Key robot-7-0123456789\n")
+    output = tmp_path / "numbers.json"
+    asked = ["--calls", "2", "--codec-rounds", "0", "--output", str(output), "--observation"]
+    observation = tmp_path / "observation.msgpack"
+    observation.write_bytes(msgpack_numpy.pack({"state": np.zeros(3, np.float32)}))
+    keys = read_api_keys(environment={"RELAY_API_KEYS": "robot-7-0123456789"})
+    with serving(EchoEngine(), api_keys=keys) as url:
+        assert main(["bench", url, *asked, str(observation)]) == 1
+        assert main(["bench", url, *asked, str(observation), "--headers-file", str(headers)]) == 0
+    assert "robot-7" not in output.read_text()
 
 
 def test_the_script_needs_no_more_than_the_client() -> None:

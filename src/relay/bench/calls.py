@@ -11,7 +11,7 @@ from typing import Any, Protocol
 class Policy(Protocol):
     """What is measured; `relay.Policy` has it."""
 
-    def infer(self, observation: dict[str, Any], /) -> Mapping[str, Any]:
+    def infer(self, observation: dict[str, Any], /, *, timeout: float | None = None) -> Mapping[str, Any]:
         """Answer an observation."""
         ...
 
@@ -63,17 +63,19 @@ def make_calls(
     number: int,
     *,
     interval: float = 0.0,
+    timeout: float | None = None,
     on_call: Callable[[int], None] = lambda done: None,
 ) -> list[Call]:
     """Ask so many times.
 
     Args:
         interval: seconds from the answer to the next question.
+        timeout: seconds to wait for each answer; None waits as long as the connection lives.
         on_call: told after each how many are done.
     """
     calls: list[Call] = []
     for done in range(1, number + 1):
-        calls.append(_ask(policy, next(observations)))
+        calls.append(_ask(policy, next(observations), timeout))
         if len(calls) > 1:
             calls[-2] = completed(calls[-2], calls[-1])
         on_call(done)
@@ -93,9 +95,9 @@ def completed(call: Call, following: Call) -> Call:
     return replace(call, server_ms=min(total, call.round_trip_ms))
 
 
-def _ask(policy: Policy, observation: dict[str, Any]) -> Call:
+def _ask(policy: Policy, observation: dict[str, Any], timeout: float | None) -> Call:
     started = time.perf_counter()
-    reply = policy.infer(observation)
+    reply = policy.infer(observation, timeout=timeout)
     whole_ms = (time.perf_counter() - started) * 1e3
     facts = policy.last
     assert facts is not None, "the call succeeded"

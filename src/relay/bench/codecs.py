@@ -39,6 +39,7 @@ def compare_codecs(
     policies: Mapping[Codec, Policy],
     observations: Iterator[dict[str, Any]],
     rounds: int,
+    timeout: float | None = None,
     on_call: Callable[[int], None] = lambda done: None,
 ) -> dict[Codec, list[Call]]:
     """Let the codecs take turns, each with the same observation; the first turn warms up and doesn't count."""
@@ -46,7 +47,7 @@ def compare_codecs(
     for turn in range(rounds + 1):
         observation = next(observations)
         for codec, policy in policies.items():
-            call = make_calls(policy, iter([observation]), 1)[0]
+            call = make_calls(policy, iter([observation]), 1, timeout=timeout)[0]
             if turn > 1:
                 calls[codec][-1] = completed(calls[codec][-1], call)
             if turn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -22,8 +23,13 @@ from relay.bench.stages import Link, fitted_link
 from relay.client.access import shown
 from relay.client.peer import VLLM_PATH
 from relay.protocol.images import Codec
+from relay.protocol.limits import MAX_IMAGE_SIDE
 
 Progress = Callable[[str], None]
+
+_LONGEST_INTERVAL_S = 3600
+_LONGEST_WAIT_FOR_ROOM_S = 10.0
+"""For further connections to a server that has let one in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class Parameters:
         robot, observation, prompt, frame_size: what is sent; see `relay.bench.observations`.
         direct: take a direct route if the server offers one.
         ca_file: certificates to trust instead of the system's.
+        connect_timeout: seconds to wait for the server, which may still be loading its policy.
+        timeout: seconds to wait for each answer.
         seed: of frames and states.
 
     Raises:
@@ -58,14 +66,21 @@ class Parameters:
     frame_size: int = 224
     direct: bool = True
     ca_file: Path | None = None
+    connect_timeout: float = 300.0
+    timeout: float = 60.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("calls", 1), ("warm_up", 0), ("codec_rounds", 0), ("frame_size", 8), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.interval < 0:
-            raise ValueError(f"interval must not be negative, got {self.interval:g}")
+        if self.frame_size > MAX_IMAGE_SIDE:
+            raise ValueError(f"frame_size must be at most {MAX_IMAGE_SIDE}, got {self.frame_size}")
+        if not 0 <= self.interval <= _LONGEST_INTERVAL_S:
+            raise ValueError(f"interval must be between 0 and {_LONGEST_INTERVAL_S} s, got {self.interval:g}")
+        for name in ("connect_timeout", "timeout"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number of seconds above 0, got {getattr(self, name):g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +131,7 @@ def measure(
     busy = _how_busy()
     with ExitStack() as stack:
         progress(f"connecting to {shown(parameters.url)}")
-        policy = stack.enter_context(_connect(parameters, parameters.codec, headers))
+        policy = stack.enter_context(_connect(parameters, parameters.codec, headers, parameters.connect_timeout))
         metadata = policy.get_server_metadata()
         source = observations(
             metadata,
@@ -126,7 +141,13 @@ def measure(
             size=parameters.frame_size,
             seed=parameters.seed,
         )
-        make_calls(policy, source, parameters.warm_up, on_call=_counted(progress, "warming up", parameters.warm_up))
+        make_calls(
+            policy,
+            source,
+            parameters.warm_up,
+            timeout=parameters.timeout,
+            on_call=_counted(progress, "warming up", parameters.warm_up),
+        )
         compared: dict[Codec, list[Call]] = {}
         if parameters.codec_rounds and policy.codec is not None:
             compared = _compare(parameters, policy, source, headers, progress)
@@ -135,6 +156,7 @@ def measure(
             source,
             parameters.calls,
             interval=parameters.interval,
+            timeout=parameters.timeout,
             on_call=_counted(progress, "calling", parameters.calls),
         )
         return Measurement(
@@ -152,8 +174,17 @@ def measure(
         )
 
 
-def _connect(parameters: Parameters, codec: Codec, headers: Mapping[str, str] | None) -> relay.Policy:
-    return relay.Policy(parameters.url, codec, headers, ca_file=parameters.ca_file, direct=parameters.direct)
+def _connect(
+    parameters: Parameters, codec: Codec, headers: Mapping[str, str] | None, connect_timeout: float
+) -> relay.Policy:
+    return relay.Policy(
+        parameters.url,
+        codec,
+        headers,
+        connect_timeout=connect_timeout,
+        ca_file=parameters.ca_file,
+        direct=parameters.direct,
+    )
 
 
 def _compare(
@@ -165,11 +196,21 @@ def _compare(
 ) -> dict[Codec, list[Call]]:
     with ExitStack() as stack:
         policies = {
-            codec: policy if codec is policy.codec else stack.enter_context(_connect(parameters, codec, headers))
+            codec: policy if codec is policy.codec else stack.enter_context(_connect_too(parameters, codec, headers))
             for codec in COMPARED
         }
         told = _counted(progress, "comparing codecs", parameters.codec_rounds)
-        return compare_codecs(policies, source, parameters.codec_rounds, told)
+        return compare_codecs(policies, source, parameters.codec_rounds, parameters.timeout, told)
+
+
+def _connect_too(parameters: Parameters, codec: Codec, headers: Mapping[str, str] | None) -> relay.Policy:
+    """Beside the connection that is open. A server that allows no more of them must not be waited for."""
+    try:
+        return _connect(parameters, codec, headers, min(parameters.connect_timeout, _LONGEST_WAIT_FOR_ROOM_S))
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"{error}; comparing codecs takes a connection for each: --codec-rounds 0 leaves that out"
+        ) from error
 
 
 def _counted(progress: Progress, doing: str, of: int) -> Callable[[int], None]:

@@ -53,6 +53,12 @@ class Bench:
     ca_file: Path | None = None
     """PEM file of the certificates to trust instead of the system's."""
 
+    connect_timeout: float = 300.0
+    """Seconds to wait for the server, which may still be loading its policy."""
+
+    timeout: float = 60.0
+    """Seconds to wait for each answer."""
+
     headers_file: Path | None = None
     """Headers for the connection, one a line, such as Authorization: Api-Key ..."""
 
@@ -83,6 +89,8 @@ class Bench:
                 frame_size=self.frame_size,
                 direct=self.direct,
                 ca_file=self.ca_file,
+                connect_timeout=self.connect_timeout,
+                timeout=self.timeout,
                 seed=self.seed,
             )
         except ValueError as error:
