@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from relay.engine.base import Chunk, Failure, Work
 from relay.engine.weights import CheckpointError
 from relay.engine.worker import NonFiniteActions
 from relay.models import registry
+from relay.models.dreamzero.checkpoint import Checkpoint
 from relay.models.dreamzero.engine import DreamZeroEngine
+from relay.models.dreamzero.footprint import Footprint
 from relay.models.dreamzero.schedule import COMPUTED
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Options
@@ -344,6 +347,18 @@ def test_what_cannot_be_done_is_refused_at_the_start(choices: dict[str, Any], te
     with pytest.raises(CheckpointError) as refused:
         load(folder, **choices)
     assert text in str(refused.value)
+
+
+@pytest.mark.parametrize("session", [917_176_320, 14_277_017_600, 4_156_416])
+def test_the_memory_that_a_refusal_names_is_enough(session: int) -> None:
+    engine = golden_engine()
+    size = Footprint({}, memory=session, cross=0, work=0)
+    checkpoint = Checkpoint(engine.model, engine._tokenizer, engine._recipe, "roboarena", size)
+    with pytest.raises(CheckpointError) as refused:
+        DreamZeroEngine("dreamzero", checkpoint, session_memory=1)
+    told = re.search(r"one session takes (\S+) GB", str(refused.value))
+    assert told is not None
+    assert DreamZeroEngine("dreamzero", checkpoint, session_memory=int(float(told[1]) * 1e9)).residents.most == 1
 
 
 def test_a_device_without_graphs_for_this_model_is_remarked_on() -> None:

@@ -165,7 +165,7 @@ class DreamZeroEngine:
         one = self._footprint.session
         if session_memory is not None and session_memory < one:
             raise CheckpointError(
-                f"--session-memory {session_memory / 1e9:g}: one session takes {one / 1e9:.3g} GB; give at least that"
+                f"--session-memory {session_memory / 1e9:g}: one session takes {_enough(one)} GB; give at least that"
             )
         self.residents = Residents(one, session_memory)
         self._dynamic = dynamic
@@ -361,6 +361,12 @@ class DreamZeroEngine:
         """Return the allocator's unused blocks to the device."""
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _enough(count: int) -> str:
+    """Bytes in GB with three digits, rounded up, so that whoever gives that number gives enough."""
+    unit = 10 ** max(len(str(count)) - 3, 0)
+    return f"{-(-count // unit) * unit / 1e9:g}"
 
 
 def _either(numbers: Iterable[int]) -> str:
