@@ -121,7 +121,7 @@ def test_every_camera_has_as_many_frames() -> None:
     [
         (np.zeros((180, 320), np.uint8), "expected (H, W, 3) uint8 RGB"),
         (np.zeros((1, 4, 180, 320, 3), np.uint8), "expected frames in time, (T, H, W, 3)"),
-        ([[b"\xff\xd8\xff"]], "observation/wrist_image_left[0][0] is a damaged or truncated image"),
+        ([[b"\xff\xd8\xff"]], "observation/wrist_image_left[0][0] is a truncated image file"),
         ("a picture", "observation/wrist_image_left is 'a picture'"),
         (b"no picture", "observation/wrist_image_left"),
     ],
@@ -129,7 +129,7 @@ def test_every_camera_has_as_many_frames() -> None:
 def test_what_is_no_frame_is_refused_by_its_camera(value: Any, expected: str) -> None:
     told = refused(droid_observation(wrist_image_left=value))
     assert "observation/wrist_image_left" in told
-    assert expected in told or "[0][0]" in expected
+    assert expected in told
 
 
 def test_the_state_comes_in_any_usual_shape() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from relay.engine.json_entries import entry_or
 from relay.engine.weights import CheckpointError
 
 TEXT_TOKENS = 512
@@ -149,7 +150,7 @@ def read_config(config: Mapping[str, Any], encoders: Mapping[str, Any] | None = 
             in_channels=dit.integer("in_dim"),
             out_channels=dit.integer("out_dim"),
             time_width=dit.integer("freq_dim"),
-            sees_first_frame=bool(dit.values.get("concat_first_frame_latent", True)),
+            sees_first_frame=dit.flag("concat_first_frame_latent", True),
             frame_tokens=dit.integer("frame_seqlen"),
             epsilon=dit.number("eps"),
         ),
@@ -164,7 +165,7 @@ def read_config(config: Mapping[str, Any], encoders: Mapping[str, Any] | None = 
         state_dim=head.integer("max_state_dim"),
         video_final_noise=(
             float(head.values.get("video_inference_final_noise", 0.8))
-            if head.values.get("decouple_inference_noise")
+            if head.flag("decouple_inference_noise", False)
             else None
         ),
         video_size=_video_size(head),
@@ -203,6 +204,9 @@ class _Entries:
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{self._path} has no map {name}; take the folder of a DreamZero checkpoint")
         return _Entries(cast("Mapping[str, Any]", value), f"{self._path}.{name}")
+
+    def flag(self, name: str, default: bool) -> bool:
+        return entry_or(self.values, name, default, self._path)
 
     def integer(self, name: str) -> int:
         value = self.values.get(name)
