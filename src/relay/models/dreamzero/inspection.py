@@ -5,11 +5,12 @@ Problems are collected, so that all of them are told at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
+from relay.engine.attempts import Attempts
 from relay.engine.json_entries import read_json
 from relay.engine.weights import CheckpointError, SafetensorsSource, TensorSource
 from relay.models.dreamzero.config import DreamZeroConfig, read_config
@@ -75,7 +76,7 @@ def inspect_checkpoint(
         cameras: one of `observation.CAMERA_SETS`; None takes that of `relay.json`, or RoboArena's.
         tokenizer: a tokenizer file elsewhere; by default the one in the folder.
     """
-    attempt = _Attempts()
+    attempt = Attempts(CheckpointError)
     if not is_dreamzero(folder):
         return Inspection(folder, problems=(_not_one(folder),))
     settings = attempt(read_settings, folder) or {}
@@ -183,27 +184,3 @@ def _check_picture(recipe: Recipe, config: DreamZeroConfig) -> None:
             f"{CONF_FILE}: pictures of {height}x{width} make {tokens} tokens, but {CONFIG_FILE} says frame_seqlen "
             f"{config.dit.frame_tokens}; take both from one training run"
         )
-
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-class _Attempts:
-    """Runs steps that may fail and keeps what they said."""
-
-    def __init__(self) -> None:
-        self._said: list[str] = []
-
-    def __call__(
-        self, step: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
-    ) -> _Result | None:
-        try:
-            return step(*args, **kwargs)
-        except CheckpointError as error:
-            self._said.append(str(error))
-        return None
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return tuple(self._said)

@@ -5,11 +5,12 @@ Problems are collected, so that all of them are told at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
+from relay.engine.attempts import Attempts
 from relay.engine.json_entries import entry, read_json
 from relay.engine.statistics import StatisticsError
 from relay.engine.weights import CheckpointError, SafetensorsSource, TensorSource
@@ -63,7 +64,7 @@ def inspect_checkpoint(folder: Path, *, embodiment: str | None = None, tokenizer
         embodiment: which of the robots it was trained on; None takes that of `relay.json`, or the only one there is.
         tokenizer: a tokenizer file elsewhere; by default the one in the folder.
     """
-    attempt = _Attempts()
+    attempt = Attempts(CheckpointError, StatisticsError)
     recognised = attempt(recognise, folder)
     if recognised is None:
         return Inspection(folder, problems=attempt.problems)
@@ -189,27 +190,3 @@ def _tags(files: _Files) -> tuple[str, ...]:
 def _open_tensors(folder: Path, form: Format) -> TensorSource:
     source = SafetensorsSource(folder)
     return LerobotTensors(source) if form == "lerobot" else source
-
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-class _Attempts:
-    """Runs steps that may fail and keeps what they said."""
-
-    def __init__(self) -> None:
-        self._said: list[str] = []
-
-    def __call__(
-        self, step: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
-    ) -> _Result | None:
-        try:
-            return step(*args, **kwargs)
-        except (CheckpointError, StatisticsError) as error:
-            self._said.append(str(error))
-        return None
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return tuple(self._said)

@@ -6,11 +6,12 @@ other, and nothing is guessed. Problems are collected, so that all of them are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
+from relay.engine.attempts import Attempts
 from relay.engine.json_entries import entry, entry_or, read_json
 from relay.engine.normalization import Normalization
 from relay.engine.statistics import StatisticsError, find_openpi_assets
@@ -69,7 +70,7 @@ def inspect_checkpoint(
     family: Family | None = None,
 ) -> Inspection:
     """Find out everything about a folder but its weights; the arguments are those of `load_checkpoint`."""
-    attempt = _Attempts()
+    attempt = Attempts(CheckpointError, StatisticsError, ProfileError)
     form = attempt(recognise, folder)
     tensors = attempt(open_tensors, folder, form) if form else None
     sizes = attempt(read_sizes, tensors.shapes) if tensors else None
@@ -126,29 +127,6 @@ def complete_settings(found: Inspection) -> dict[str, Any]:
 
 
 _NEVER_IN_TENSORS = ("action_horizon", "max_token_len", "num_steps", "vision_heads", "state_in_prompt")
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-class _Attempts:
-    """Runs steps that may fail and keeps what they said."""
-
-    def __init__(self) -> None:
-        self._said: list[str] = []
-
-    def __call__(
-        self, step: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
-    ) -> _Result | None:
-        try:
-            return step(*args, **kwargs)
-        except (CheckpointError, StatisticsError, ProfileError) as error:
-            self._said.append(str(error))
-        return None
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return tuple(self._said)
 
 
 def _collect(
