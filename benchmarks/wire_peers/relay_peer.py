@@ -17,6 +17,7 @@ from relay.protocol.images import decode_images
 from relay.protocol.messages import Observation, Options
 from relay.server.app import serve as serve_engine
 from relay.server.settings import ServerSettings
+from relay.side_by_side import side_by_side
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
@@ -40,7 +41,7 @@ class WaitingEngine:
         self.spec = PolicySpec("waiting", CAMERAS, 32, 50, 32, 10, max_batch=max_batch)
 
     def prepare(self, observation: Observation, options: Options) -> Decoded:
-        return Decoded(decode_images(observation) if self._decode else observation)
+        return Decoded(decode_images(observation, side_by_side) if self._decode else observation)
 
     def batch_key(self, prepared: Decoded) -> None:
         return None

@@ -7,13 +7,14 @@ import math
 import threading
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_policy import FakeEngine, Prepared
 
+from relay import side_by_side
 from relay.protocol.errors import ObservationError
 from relay.protocol.images import Codec, encode_frame
 from relay.protocol.messages import Observation, Options
@@ -64,9 +65,12 @@ async def prepare(
     *,
     deadline: float = math.inf,
     idle: bool = True,
+    alone: bool = True,
     **observation: Any,
 ) -> Ready:
-    return await preparation.prepare(engine, observation, Options(), client=client, deadline=deadline, idle_device=idle)
+    return await preparation.prepare(
+        engine, observation, Options(), client=client, deadline=deadline, idle_device=idle, alone=alone
+    )
 
 
 async def prepare_until_here(preparation: Preparation, engine: CountedEngine, **request: Any) -> None:
@@ -83,6 +87,32 @@ async def test_what_has_proved_cheap_is_prepared_in_place():
     async with preparing() as preparation:
         await prepare_until_here(preparation, engine, idle=False)
     assert engine.places[0] == "thread"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_an_observation_has_the_other_cores_only_while_no_other_request_is_there(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+):
+    helpers = side_by_side._Helpers()  # pyright: ignore[reportPrivateUsage]
+    helpers.count = 1
+    monkeypatch.setattr(side_by_side, "_helpers", helpers)
+    threads: set[str] = set()
+
+    class TwoCameras(FakeEngine):
+        def prepare(self, observation: Observation, options: Options) -> Prepared:
+            side_by_side.side_by_side(decode, range(2))
+            return super().prepare({"state": np.zeros(3)}, options)
+
+    def decode(camera: int) -> None:
+        threads.add(threading.current_thread().name)
+        sleep(0.05)
+
+    async with preparing() as preparation:
+        await preparation.prepare(
+            TwoCameras(), {}, Options(), client=0, deadline=math.inf, idle_device=True, alone=alone
+        )
+
+    assert ("relay-side-by-side" in threads) is alone
 
 
 async def test_what_takes_most_of_a_millisecond_is_prepared_in_place_for_an_idle_device_only():

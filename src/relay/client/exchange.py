@@ -26,6 +26,7 @@ from relay.protocol.limits import MAX_SESSIONS_PER_CONNECTION
 from relay.protocol.options import CHUNKING_KEYS, take_session_id
 from relay.protocol.wording import clipped
 from relay.protocol.wording import shown as worded
+from relay.side_by_side import side_by_side
 
 logger = logging.getLogger("relay.client")
 
@@ -112,7 +113,10 @@ class Exchange:
         begun = perf_counter()
         self.peer.check_options(observation)
         observation, notes = self._without_guidance(observation)
-        images = decode_images(observation) if self.codec is None else encode_images(observation, self.codec)
+        if self.codec is None:
+            images = decode_images(observation, side_by_side)
+        else:
+            images = encode_images(observation, self.codec, side_by_side)
         message = msgpack_numpy.pack(images)
         if len(message) > self.peer.max_payload:
             raise ValueError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,8 @@ from PIL import Image
 
 from relay.protocol.errors import ObservationError
 from relay.protocol.image_header import image_header, is_image_file
-from relay.protocol.images import decode_frame
+from relay.protocol.images import decode_frame, one_by_one
+from relay.side_by_side import side_by_side
 
 EXPECTED = "expected (H, W, 3) uint8 RGB, or a complete JPEG, PNG or WebP file as bytes"
 BATCH_ADVICE = (
@@ -48,6 +49,29 @@ def read_frame(value: Any, name: str, decode: Decode = decode_frame) -> NDArray[
             hint = "; transpose channels-first frames with .transpose(1, 2, 0)"
         raise ObservationError(f"{name}: {EXPECTED}, got {value.shape} {value.dtype}{hint}")
     return value
+
+
+def each_frame(work: Callable[[Any, str], _Result], frames: Mapping[str, Any]) -> list[_Result]:
+    """`work(value, name)` for the frames of one observation, several at once where it takes long enough.
+
+    Args:
+        work: decodes or resizes one frame.
+        frames: image slots by their names for messages.
+
+    Raises:
+        ObservationError: what `work` raised for the first frame that failed.
+    """
+    each = side_by_side if any(_takes_long(value) for value in frames.values()) else one_by_one
+    return each(lambda named: work(named[1], named[0]), list(frames.items()))
+
+
+def _takes_long(value: Any) -> bool:
+    """Whether it has to be decoded, or is larger than models take it."""
+    return not isinstance(value, np.ndarray) or value.nbytes > _USUAL_BYTES
+
+
+_USUAL_BYTES: Final = 3 * 256 * 256
+_Result = TypeVar("_Result")
 
 
 def _shape(frames: list[Any], name: str) -> tuple[int, ...]:

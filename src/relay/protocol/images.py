@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 import io
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ except ImportError:  # Pillow does the same, more slowly
 
 __all__ = [
     "Codec",
+    "Each",
     "ImageHeader",
     "decode_frame",
     "decode_images",
@@ -33,6 +34,7 @@ __all__ = [
     "encode_frame",
     "encode_images",
     "image_header",
+    "one_by_one",
 ]
 
 
@@ -58,30 +60,75 @@ class Codec(enum.Enum):
         return int(self.value[6:]) if self.value.startswith("jpeg_q") else None
 
 
-def encode_images(observation: Mapping[str, Any], codec: Codec) -> dict[str, Any]:
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class Each(Protocol):
+    """How the frames of one observation are worked on: one by one, or several at once."""
+
+    def __call__(self, work: Callable[[_Item], _Result], items: Sequence[_Item], /) -> list[_Result]: ...
+
+
+def one_by_one(work: Callable[[_Item], _Result], items: Sequence[_Item], /) -> list[_Result]:
+    """Each after the other, on the caller's thread."""
+    return [work(item) for item in items]
+
+
+def encode_images(observation: Mapping[str, Any], codec: Codec, each: Each = one_by_one) -> dict[str, Any]:
     """Encode the frames of an observation; the observation itself is left as it is.
 
     uint8 arrays `(..., H, W, 3)` under `image`, `images`, `video` and under keys beginning with `observation/`,
     `observation.images` or `video.` become bytes, in lists nested as the leading axes. Everything else, bytes
     included, passes through.
 
+    Args:
+        each: how frames are encoded that take half a millisecond or more.
+
     Raises:
         ValueError: naming the key, for a frame of more than 4,096 pixels a side or nesting deeper than 16 levels.
     """
     if codec is Codec.RAW:
         return dict(observation)
-    return {key: _encode_slot(value, codec, key) if is_image_key(key) else value for key, value in observation.items()}
+
+    def encode(named: tuple[NDArray[np.uint8], str]) -> bytes:
+        frame, name = named
+        try:
+            return encode_frame(frame, codec)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    frames = _found(observation, _encode_slot)
+    takes_long = all(frame.size >= _TAKES_LONG.get(codec, _LARGE) for frame, _ in frames)
+    files = iter((each if takes_long else one_by_one)(encode, frames))
+    return _replaced(observation, _encode_slot, lambda _value, _name: next(files))
 
 
-def decode_images(observation: Mapping[str, Any]) -> dict[str, Any]:
+def decode_images(observation: Mapping[str, Any], each: Each = one_by_one) -> dict[str, Any]:
     """Decode the encoded frames of an observation, for a server that takes arrays only.
 
     Lists of encoded frames become one array with a leading axis, if the frames are of one size.
 
+    Args:
+        each: how the frames are decoded.
+
     Raises:
         ObservationError: naming the key, for an image that cannot be decoded.
     """
-    return {key: _decode_slot(value, key) if is_image_key(key) else value for key, value in observation.items()}
+    files = _found(observation, _decode_slot)
+    frames = iter(each(lambda named: decode_frame(*named), files))
+    return _replaced(observation, _decode_slot, lambda _value, _name: next(frames))
+
+
+def _found(observation: Mapping[str, Any], slot: _Slot) -> list[tuple[Any, str]]:
+    """What a walk through the image slots would replace, each with its name."""
+    found: list[tuple[Any, str]] = []
+    _replaced(observation, slot, lambda value, name: found.append((value, name)))
+    return found
+
+
+def _replaced(observation: Mapping[str, Any], slot: _Slot, replace: Callable[[Any, str], Any]) -> dict[str, Any]:
+    return {key: slot(value, key, replace) if is_image_key(key) else value for key, value in observation.items()}
 
 
 def is_image_key(key: object) -> bool:
@@ -172,42 +219,48 @@ def _count_frames(parts: Any) -> int:
     return sum(_count_frames(part) if isinstance(part, (list, tuple)) else 1 for part in parts)
 
 
-def _encode_slot(value: Any, codec: Codec, name: str, depth: int = 1) -> Any:
+_Slot: TypeAlias = Callable[[Any, str, Callable[[Any, str], Any]], Any]
+"""Walks through one slot's value and has each frame replaced."""
+
+
+def _encode_slot(value: Any, name: str, replace: Callable[[Any, str], Any], depth: int = 1) -> Any:
     _check_depth(name, depth)
     if isinstance(value, dict):
         return {
-            key: _encode_slot(part, codec, child_path(name, key), depth + 1)
+            key: _encode_slot(part, child_path(name, key), replace, depth + 1)
             for key, part in cast("dict[Any, Any]", value).items()
         }
     if isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
-        return [_encode_slot(part, codec, child_path(name, index), depth + 1) for index, part in enumerate(parts)]
+        return [_encode_slot(part, child_path(name, index), replace, depth + 1) for index, part in enumerate(parts)]
     if not isinstance(value, np.ndarray):
         return value
     array = cast("NDArray[Any]", value)
     if array.dtype != np.uint8 or array.ndim < 3 or array.shape[-1] != 3 or array.size == 0:
         return array
     if array.ndim > 3:
-        return [_encode_slot(part, codec, child_path(name, index), depth + 1) for index, part in enumerate(array)]
-    try:
-        return encode_frame(array, codec)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        return [_encode_slot(part, child_path(name, index), replace, depth + 1) for index, part in enumerate(array)]
+    return replace(array, name)
 
 
-def _decode_slot(value: Any, name: str, depth: int = 1) -> Any:
+_LARGE: Final = 3 * 480 * 640
+_TAKES_LONG: Final = {Codec.LOSSLESS: 3 * 160 * 160}
+"""Values of a frame that takes half a millisecond to encode; what takes less is not worth waking another core."""
+
+
+def _decode_slot(value: Any, name: str, replace: Callable[[Any, str], Any], depth: int = 1) -> Any:
     _check_depth(name, depth)
     if isinstance(value, dict):
         return {
-            key: _decode_slot(part, child_path(name, key), depth + 1)
+            key: _decode_slot(part, child_path(name, key), replace, depth + 1)
             for key, part in cast("dict[Any, Any]", value).items()
         }
     if isinstance(value, (list, tuple)):
         parts = cast("list[Any]", value)
-        decoded = [_decode_slot(part, child_path(name, index), depth + 1) for index, part in enumerate(parts)]
+        decoded = [_decode_slot(part, child_path(name, index), replace, depth + 1) for index, part in enumerate(parts)]
         return parts if all(new is old for new, old in zip(decoded, parts, strict=True)) else _stacked(decoded)
     if isinstance(value, _BYTES_LIKE) and is_image_file(bytes(value)):
-        return decode_frame(bytes(value), name)
+        return replace(bytes(value), name)
     return value
 
 

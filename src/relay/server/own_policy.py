@@ -23,6 +23,7 @@ from relay.protocol.msgpack_numpy import pack
 from relay.protocol.wording import child_path, shown
 from relay.server import app
 from relay.server.settings import ServerSettings
+from relay.side_by_side import side_by_side
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class OwnEngine:
             raise ObservationError(
                 f"the encoded frames hold {size >> 20} MiB of pixels; at most {MAX_DECODED_BYTES >> 20} MiB are taken"
             )
-        return Seen(decode_images(observation) | self._asked(options))
+        return Seen(decode_images(observation, side_by_side) | self._asked(options))
 
     def batch_key(self, prepared: Seen) -> str:
         """All alike: `spec.max_batch` keeps each in a batch of its own."""

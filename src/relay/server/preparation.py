@@ -24,6 +24,7 @@ from relay.protocol.image_header import image_header, is_image_file
 from relay.protocol.messages import Observation, Options
 from relay.server.batch_cost import BatchCosts
 from relay.server.waiting_line import Waiting, WaitingLine
+from relay.side_by_side import without_help
 
 TRIVIAL_S: Final = 0.000_15
 CHEAP_S: Final = 0.001_2
@@ -82,6 +83,7 @@ class Preparation:
         client: Hashable,
         deadline: float,
         idle_device: bool,
+        alone: bool,
     ) -> Ready:
         """Have the engine prepare one observation, in the order of deadlines, clients in turn.
 
@@ -89,6 +91,7 @@ class Preparation:
             client: whose turn it is.
             deadline: `perf_counter` time after which it is not worth doing.
             idle_device: whether the device waits for it.
+            alone: whether no other request is there, so that it may have the other cores as well.
 
         Raises:
             Expired: the deadline passed.
@@ -96,9 +99,9 @@ class Preparation:
         """
         kind = _kind(observation)
         if self._may_run_here(kind, idle_device):
-            return _value(self._run_here(kind, engine, observation, options))
+            return _value(self._run_here(kind, lambda: _measured(engine, observation, options, alone)))
         outcome: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
-        task = _Task(lambda: _measured(engine, observation, options), kind, outcome)
+        task = _Task(lambda: _measured(engine, observation, options, alone), kind, outcome)
         waiting = Waiting(task, client, None, perf_counter(), deadline)
         self._waiting.join(waiting)
         self._feed_threads()
@@ -119,11 +122,11 @@ class Preparation:
             return False
         return self._seconds.get(kind, 1.0) <= (CHEAP_S if idle_device else TRIVIAL_S)
 
-    def _run_here(self, kind: _Kind | None, engine: Engine, observation: Observation, options: Options) -> _Outcome:
+    def _run_here(self, kind: _Kind | None, run: Callable[[], tuple[_Outcome, float]]) -> _Outcome:
         if not self._spent_here:
             asyncio.get_running_loop().call_soon(self._begin_turn)
         started = perf_counter()
-        outcome, seconds = _measured(engine, observation, options)
+        outcome, seconds = run()
         self._spent_here += perf_counter() - started
         self._learn(kind, outcome, seconds)
         return outcome
@@ -185,7 +188,7 @@ def _in_thread(task: _Task, loop: asyncio.AbstractEventLoop, on_end: Callable[[_
         loop.call_soon_threadsafe(on_end, task, outcome, seconds)
 
 
-def _measured(engine: Engine, observation: Observation, options: Options) -> tuple[_Outcome, float]:
+def _measured(engine: Engine, observation: Observation, options: Options, alone: bool) -> tuple[_Outcome, float]:
     """Errors come back as values, since a future cannot carry every kind (StopIteration, for one).
 
     The seconds are those of this thread on a core, as other programs' share of it says nothing about the work; but no
@@ -194,7 +197,8 @@ def _measured(engine: Engine, observation: Observation, options: Options) -> tup
     started, worked = perf_counter(), thread_time()
     outcome: _Outcome
     try:
-        prepared = engine.prepare(observation, options)
+        with contextlib.nullcontext() if alone else without_help():
+            prepared = engine.prepare(observation, options)
         key = engine.batch_key(prepared)
         hash(key)
         outcome = Ready(prepared, key, tuple(prepared.notes), tuple(prepared.ignored))

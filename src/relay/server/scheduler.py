@@ -147,6 +147,7 @@ class Scheduler:
                 client=client,
                 deadline=deadline,
                 idle_device=not self._running,
+                alone=self._held == 1,
             )
             untold = [note.text for note in ready.notes if note.must_be_told and not notes_travel]
             if untold:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.engine.base import Note
-from relay.engine.frames import Decode, read_frame
+from relay.engine.frames import Decode, each_frame, read_frame
 from relay.models.dreamzero.frames import fit, stitch
 from relay.models.dreamzero.observation import read_observation
 from relay.models.dreamzero.recipe import Recipe
@@ -71,11 +71,10 @@ def prepare(
     _check_options(options, recipe)
     reading = read_observation(observation, recipe, camera_set=camera_set, default_prompt=default_prompt)
     prompt = tokenizer(reading.prompt)
-    tiles: list[NDArray[np.uint8] | None] = []
-    for camera in recipe.cameras:
-        named = reading.frames.get(camera)
-        frames = None if named is None else [read_frame(frame, name, decode) for name, frame in named.items()]
-        tiles.append(None if frames is None else fit(frames, recipe.views))
+    views = [reading.frames.get(camera, {}) for camera in recipe.cameras]
+    named = {name: frame for view in views for name, frame in view.items()}
+    frames = dict(zip(named, each_frame(lambda frame, name: read_frame(frame, name, decode), named), strict=True))
+    tiles = [fit([frames[name] for name in view], recipe.views) if view else None for view in views]
     return DreamZeroPrepared(
         pictures=stitch(tiles, recipe.views),
         state=to_network(reading.state, recipe),

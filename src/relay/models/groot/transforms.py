@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.engine.base import Note
-from relay.engine.frames import Decode, read_frame
+from relay.engine.frames import Decode, each_frame, read_frame
 from relay.models.groot.images import cropped_size, prepare_frame, vision_size
 from relay.models.groot.inputs import GrootRow
 from relay.models.groot.observation import Reading, read_observation
@@ -24,6 +24,7 @@ from relay.models.groot.units import outside, to_network, to_robot_units
 from relay.protocol.errors import ObservationError
 from relay.protocol.images import decode_frame
 from relay.protocol.messages import Observation, Options
+from relay.side_by_side import side_by_side
 
 MOST_STEPS = 50
 """Denoising steps; up to here all implementations of the sampler agree on the time of each."""
@@ -75,7 +76,7 @@ def prepare(
     reading = read_observation(observation, recipe, default_prompt)
     _check_options(options, recipe)
     _check_poses(reading, recipe)
-    frames = [read_frame(value, name, decode) for name, value in reading.frames.items()]
+    frames = each_frame(lambda value, name: read_frame(value, name, decode), reading.frames)
     sizes = [_size(frame, name, recipe) for frame, name in zip(frames, reading.frames, strict=True)]
     check_length([image_tokens(*size) for size in sizes])  # before a long strip of pixels is made
     text = formalize(reading.prompt) if recipe.formalize_language else reading.prompt
@@ -84,7 +85,7 @@ def prepare(
     tokens = tokenizer(text, sizes)
     row = GrootRow(
         tokens=tokens,
-        images=tuple(prepare_frame(frame, recipe.image, fast=fast_resize) for frame in frames),
+        images=tuple(side_by_side(lambda frame: prepare_frame(frame, recipe.image, fast=fast_resize), frames)),
         state=to_network(reading.state, recipe),
         slot=recipe.embodiment.slot,
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from relay.engine.base import Note
 from relay.engine.chunking import Chunking
-from relay.engine.frames import Decode, read_frame, resize_with_pad
+from relay.engine.frames import Decode, each_frame, read_frame, resize_with_pad
 from relay.models.pi0.adapters import Pi0Adapter
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.guidance import LeftOver
@@ -98,7 +98,7 @@ def prepare(
         raise ObservationError(f"{foreign[0]!r} beside 'image': send frames under one of the two, not both")
     present, notes = _find_cameras(observation["image"], observation.get("image_mask"), config, translated.slots)
     side = config.vision.image_size
-    images = [resize_with_pad(read_frame(frame, name, decode), side, side) for name, frame in present.items()]
+    images = each_frame(lambda frame, name: resize_with_pad(read_frame(frame, name, decode), side, side), present)
     state = _read_state(observation, config) if translated.state is None else translated.state
     prompt = _read_prompt(observation, state, config, tokenizer, default_prompt)
     return Pi0Prepared(
