@@ -26,6 +26,11 @@ class RowChange(NamedTuple):
     dense: Tensor | None = None  # (rows or 1, inputs, outputs)
     bias: Tensor | None = None  # (rows or 1, 1, outputs)
 
+    @property
+    def rows(self) -> int:
+        """Entries of the first axis."""
+        return next(len(part) for part in self if part is not None)
+
     def from_output(self, start: int) -> RowChange:
         """The same for the outputs from `start` on."""
         return RowChange(self.down, *(part if part is None else part[..., start:] for part in self[1:]))
@@ -45,6 +50,12 @@ def add_change(y: Tensor, x: Tensor, change: RowChange) -> Tensor:
     if dense is not None:
         _add_product(y, x, dense)
     return y if bias is None else y.add_(bias)
+
+
+def add_change_below(y: Tensor, x: Tensor, change: RowChange) -> Tensor:
+    """`add_change` of rows that stand below each other: y (rows * tokens, outputs), x (rows * tokens, inputs)."""
+    add_change(y.view(change.rows, -1, y.shape[-1]), x.view(change.rows, -1, x.shape[-1]), change)
+    return y
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
