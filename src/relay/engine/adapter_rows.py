@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -183,6 +183,33 @@ class ChangeTables:
             return {kind: by_layer(self._tables[kind], lambda t: t[slots[0], None]) for kind in kinds}
         index = torch.tensor(slots, device=self._device)
         return {kind: by_layer(self._tables[kind], lambda t: t.index_select(0, index)) for kind in kinds}
+
+
+class MayRunAlone(Protocol):
+    """An adapter; some need a network of their own."""
+
+    @property
+    def alone(self) -> bool: ...
+
+
+A = TypeVar("A", bound=MayRunAlone)
+
+
+def groups(rows: Sequence[A | None], capacity: int) -> list[list[int]]:
+    """Row numbers that can be run together: with so many adapters at most, and each that runs alone by itself."""
+    alone: dict[A, list[int]] = {}
+    shared: list[tuple[set[A], list[int]]] = []
+    for number, adapter in enumerate(rows):
+        if adapter is not None and adapter.alone:
+            alone.setdefault(adapter, []).append(number)
+            continue
+        wanted = set() if adapter is None else {adapter}
+        group = next((group for group in shared if len(group[0] | wanted) <= capacity), None)
+        if group is None:
+            shared.append(group := (set(), []))
+        group[0].update(wanted)
+        group[1].append(number)
+    return [*(numbers for _, numbers in shared), *alone.values()]
 
 
 def _shapes(tables: Mapping[str, RowChange]) -> dict[str, list[torch.Size | None]]:

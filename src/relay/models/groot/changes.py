@@ -34,7 +34,8 @@ def spot(model: Groot, parameter: str, output: int) -> Spot:
     """Where the outputs of a parameter from `output` on are."""
     name, width = parameter.removesuffix(".weight"), model.config.dit.width
     if name == "dit.modulation_weight":
-        return Spot(_NORMS, *divmod(output, 2 * width))
+        norm, start = divmod(output, 2 * width)
+        return Spot(_NORMS, norm, start)
     if name in _LOOKS:
         looks = [look for look, at_text in enumerate(model.dit.looks_at_text) if at_text == _LOOKS[name]]
         part, start = divmod(output, width)
@@ -54,7 +55,8 @@ def linear_shapes(model: Groot) -> dict[str, LinearShape]:
     for name, module in model.named_modules():
         if isinstance(module, Linear) and name not in _LOOKS:
             kind, number, _ = spot(model, name, 0)
-            shapes[kind] = LinearShape(number + 1, *module.weight.shape, dtype)  # the last one of a kind counts
+            inputs, outputs = module.weight.shape
+            shapes[kind] = LinearShape(number + 1, inputs, outputs, dtype)  # the last one of a kind counts
     return shapes
 
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from relay.engine.adapter_rows import ChangeTables
+from relay.engine.adapter_rows import ChangeTables, groups
 from relay.models.groot.adapters import GrootAdapter, with_changes
 from relay.models.groot.changes import linear_shapes, network_change, time_change
 from relay.models.groot.model import TABULATED_STEPS, Groot, GrootInputs, Schedule, beside_each_other
@@ -33,19 +33,7 @@ class ResidentAdapters:
     def groups(self, rows: Sequence[GrootAdapter | None]) -> list[list[int]]:
         """Row numbers that can be run together: a network of one's own is run alone, and no more adapters than fit."""
         self._fit(rows)
-        alone: dict[GrootAdapter, list[int]] = {}
-        shared: list[tuple[set[GrootAdapter], list[int]]] = []
-        for number, adapter in enumerate(rows):
-            if adapter is not None and adapter.alone:
-                alone.setdefault(adapter, []).append(number)
-                continue
-            wanted = set() if adapter is None else {adapter}
-            group = next((group for group in shared if len(group[0] | wanted) <= self.capacity), None)
-            if group is None:
-                shared.append(group := (set(), []))
-            group[0].update(wanted)
-            group[1].append(number)
-        return [*(numbers for _, numbers in shared), *alone.values()]
+        return groups(rows, self.capacity)
 
     def apply(
         self, inputs: GrootInputs, rows: Sequence[GrootAdapter | None], images: Sequence[int]
@@ -59,7 +47,7 @@ class ResidentAdapters:
         adapters = [adapter for adapter in dict.fromkeys(rows) if adapter is not None]
         if not adapters:
             return self._model, inputs
-        if not self._fitting.issuperset(adapters):  # else what the groups were made for holds, whatever came since
+        if not self._fitting.issuperset(adapters):  # tables made anew since the rows were grouped could hold fewer
             self._fit(rows)
         if adapters[0].alone:
             return self._network(adapters[0]), inputs
@@ -95,12 +83,12 @@ class ResidentAdapters:
         fit = (self._memory_bytes - largest_network) // max(each, 1) - 1  # one slot is for rows without an adapter
         self.capacity = max(1, min(len(beside), fit))
         self._networks_bytes = self._memory_bytes - (self.capacity + 1) * each
+        self._networks = OrderedDict(kept for kept in self._networks.items() if kept[0] in self._fitting)
+        self._schedules = {key: schedule for key, schedule in self._schedules.items() if key[0] in self._fitting}
         self._slots.clear()
         self._tables = ()  # gone before the new ones are made
+        self._make_room(0)
         self._tables = tuple(ChangeTables(self._shapes, one, self.capacity, self._model.device) for one in changes)
-        for kept in (self._networks, self._schedules):
-            for key in [key for key in kept if (key if isinstance(key, GrootAdapter) else key[0]) not in self._fitting]:
-                del kept[key]
 
     def _slot(self, adapter: GrootAdapter) -> int:
         """The adapter's place in the tables; the one that was used longest ago makes room for it."""
@@ -116,12 +104,14 @@ class ResidentAdapters:
     def _network(self, adapter: GrootAdapter) -> Groot:
         """The network of an adapter that runs alone; those that were used longest ago make room for it."""
         if adapter not in self._networks:
-            wanted = self._bytes(adapter)
-            while self._networks and wanted + sum(map(self._bytes, self._networks)) > self._networks_bytes:
-                self._networks.popitem(last=False)
+            self._make_room(self._bytes(adapter))
             self._networks[adapter] = with_changes(self._model, adapter)
         self._networks.move_to_end(adapter)
         return self._networks[adapter]
+
+    def _make_room(self, wanted: int) -> None:
+        while self._networks and wanted + sum(map(self._bytes, self._networks)) > self._networks_bytes:
+            self._networks.popitem(last=False)
 
     def _schedule(self, adapter: GrootAdapter | None, num_steps: int, slot: int) -> Schedule:
         """What a row is told of the time; kept while there is room."""
