@@ -83,7 +83,7 @@ def time_change(changes: Changes, model: Groot) -> TimeChange:
     """What one adapter changes about schedules, on the network's device."""
 
     def put(change: LinearChange) -> RowChange:
-        factors = (None if part is None else part[None].to(model.device, model.dtype) for part in change)
+        factors = (None if part is None else part.to(model.device, model.dtype) for part in change)
         return RowChange(*factors)
 
     norms = {number: put(change) for number, change in changes.get(_NORMS, {}).items()}

@@ -54,7 +54,8 @@ class ResidentAdapters:
         slots = [0 if adapter is None else self._slot(adapter) for adapter in rows]
         of_images = [slot for slot, count in zip(slots, images, strict=True) for _ in range(count)]
         by_row, by_image = self._tables
-        inputs = replace(inputs, change=network_change(by_row.rows(slots), by_image.rows(of_images)))
+        change = network_change(by_row.rows(slots, below=True), by_image.rows(of_images, below=True))
+        inputs = replace(inputs, change=change)
         if any(adapter.time for adapter in adapters):
             schedules = [self._schedule(adapter, inputs.num_steps, inputs.slot) for adapter in rows]
             inputs = replace(inputs, steps=beside_each_other(schedules))
