@@ -344,6 +344,20 @@ def test_what_was_forgotten_comes_back(tmp_path: Path) -> None:
     assert torch.equal(sample_beside(resident, [adapter]), before)
 
 
+def test_tables_that_found_no_memory_are_made_at_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = read_adapter(write(tmp_path, random_factors(TARGETS["MLPs"])), tiny_model())
+    resident, expected = resident_of(adapter), sample_beside(resident_of(adapter), [adapter])
+
+    def full(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ChangeTables, "__init__", full)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            resident.groups([adapter])
+    assert torch.equal(sample_beside(resident, [adapter]), expected)
+
+
 def test_the_network_used_longest_ago_makes_room(tmp_path: Path) -> None:
     base = tiny_model()
     alone = [

@@ -68,14 +68,13 @@ def is_of_images(kind: str) -> bool:
 def network_change(rows: Mapping[str, Sequence[RowChange]], images: Mapping[str, Sequence[RowChange]]) -> NetworkChange:
     """The changes of each kind and layer, as the network takes them."""
     merger = _blocks(images, "vision.merger")
-    (out,) = rows.get("dit.out", [None])
     return NetworkChange(
         VisionChange(
             _blocks(images, "vision.blocks"), _blocks(images, "vision.deepstack"), merger[0] if merger else UNCHANGED
         ),
         _blocks(rows, "language.layers"),
         _blocks(rows, "adaptation.blocks"),
-        DitChange(_diffusion_blocks(rows), rows.get(_KEYS, ()), rows.get(_VALUES, ()), out),
+        DitChange(_diffusion_blocks(rows), rows.get(_KEYS, ()), rows.get(_VALUES, ()), rows.get("dit.out", [None])[0]),
     )
 
 

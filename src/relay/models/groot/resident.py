@@ -20,7 +20,8 @@ class ResidentAdapters:
 
     Args:
         held: the adapters that requests may ask for at present; the same object until they change.
-        memory_bytes: most memory that adapters may take; at least one always finds room.
+        memory_bytes: most memory that adapters may take; at least one always finds room. Tables of times, of which few
+            are kept, and the copies that rows with different adapters need while they run are not in it.
     """
 
     def __init__(self, model: Groot, held: Callable[[], Sequence[GrootAdapter]], memory_bytes: int) -> None:
@@ -76,20 +77,21 @@ class ResidentAdapters:
         held = self._held()
         if not wanted or (self._made_for is held and wanted <= self._fitting):
             return
-        self._made_for, self._fitting = held, frozenset((*held, *wanted))
-        beside = [adapter for adapter in self._fitting if not adapter.alone]
+        fitting = frozenset((*held, *wanted))
+        beside = [adapter for adapter in fitting if not adapter.alone]
         changes = [[adapter.rows for adapter in beside], [adapter.images for adapter in beside]]
         each = sum(ChangeTables.bytes_per_slot(self._shapes, one) for one in changes)
-        largest_network = max((self._bytes(adapter) for adapter in self._fitting if adapter.alone), default=0)
+        largest_network = max((self._bytes(adapter) for adapter in fitting if adapter.alone), default=0)
         fit = (self._memory_bytes - largest_network) // max(each, 1) - 1  # one slot is for rows without an adapter
         self.capacity = max(1, min(len(beside), fit))
         self._networks_bytes = self._memory_bytes - (self.capacity + 1) * each
-        self._networks = OrderedDict(kept for kept in self._networks.items() if kept[0] in self._fitting)
-        self._schedules = {key: schedule for key, schedule in self._schedules.items() if key[0] in self._fitting}
+        self._networks = OrderedDict(kept for kept in self._networks.items() if kept[0] in fitting)
+        self._schedules = {key: schedule for key, schedule in self._schedules.items() if key[0] in fitting}
         self._slots.clear()
-        self._tables = ()  # gone before the new ones are made
+        self._made_for, self._fitting, self._tables = None, frozenset(), ()  # gone before the new ones are made
         self._make_room(0)
         self._tables = tuple(ChangeTables(self._shapes, one, self.capacity, self._model.device) for one in changes)
+        self._made_for, self._fitting = held, fitting
 
     def _slot(self, adapter: GrootAdapter) -> int:
         """The adapter's place in the tables; the one that was used longest ago makes room for it."""
