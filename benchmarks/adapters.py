@@ -2,16 +2,16 @@
 
     python benchmarks/adapters.py [--rounds 7] [--rank 16]
 
-Two measurements, on the CPU or on a GPU where there is one: whole calls of the demo policy, and one transformer block
-of π0.5 at full size, with the tokens that its rows have. With and without take turns, and the median of the ratios is
-printed, so that another program on the machine disturbs both alike.
+Three measurements, on the CPU or on a GPU where there is one: whole calls of the demo policy, whole calls of a narrow
+GR00T at true depth, and one transformer block of π0.5 at full size, with the tokens that its rows have. With and
+without take turns, and the median of the ratios is printed, so that another program on the machine disturbs both alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,18 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import groot_calls
 import record
 from relay.engine.adapter_rows import RowChange
 from relay.engine.adapters import Adapter, Pair
+from relay.models.groot import weights as groot
+from relay.models.groot.adapters import pack as pack_groot
+from relay.models.groot.assemble import assemble as groot_inputs
+from relay.models.groot.resident import ResidentAdapters as GrootAdapters
+from relay.models.pi0 import weights as pi0
 from relay.models.pi0.adapters import Pi0Adapter, pack
 from relay.models.pi0.assemble import assemble
 from relay.models.pi0.checkpoint import load_checkpoint
 from relay.models.pi0.config import TransformerSize
 from relay.models.pi0.gemma import UNCHANGED, BlockChange, GemmaBlock, KeyValueCache, rotation
-from relay.models.pi0.model import Pi0
 from relay.models.pi0.resident import ResidentAdapters
 from relay.models.pi0.self_check import check_batch
-from relay.models.pi0.weights import checkpoint_shapes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
@@ -46,6 +50,7 @@ def main() -> None:
     print(f"rank {options.rank}, {DTYPE} on {DEVICE}, median of {options.rounds} rounds")
     with torch.inference_mode():
         measure_demo(options.rank, options.rounds)
+        measure_groot(options.rank, options.rounds)
         for name, size, tokens in (("expert", EXPERT, 50), ("prefix", PREFIX, 816)):
             for rows in (1, 4) if name == "expert" else (1,):
                 measure_block(name, size, tokens, rows, options.rank, options.rounds)
@@ -68,12 +73,13 @@ def measure_demo(rank: int, rounds: int) -> None:
     for label, (part, ends, heads) in targets.items():
         names = [
             name
-            for name, shape in checkpoint_shapes(model.config).items()
+            for name, shape in pi0.checkpoint_shapes(model.config).items()
             if len(shape) == 2
             and "vision" not in name
             and ((part in name and name.removesuffix(".weight").endswith(ends)) or (heads and "action_" in name))
         ]
-        adapters = tuple(pack(random_adapter(model, names, rank), model) for _ in range(2))
+        shapes = pi0.checkpoint_shapes(model.config)
+        adapters = tuple(pack(random_adapter(shapes, names, rank), model) for _ in range(2))
         for count, mixed in ((1, False), (4, False), (4, True)):
             batch, noise = check_batch(model.config, count)
             inputs = assemble(model, batch, noise)
@@ -93,6 +99,40 @@ def measure_demo(rank: int, rounds: int) -> None:
 
             shared = "of two adapters and none" if mixed else "of one adapter"
             report(f"demo, {label}, {count} rows {shared}", without, with_adapter, rounds)
+
+
+def measure_groot(rank: int, rounds: int) -> None:
+    """Whole calls: queries and values of the diffusion transformer, all of its layers, layers of every part."""
+    model, row = groot_calls.our_network(groot_calls.WIDTHS["small"])
+    model.to(DEVICE, DTYPE)
+    shapes = groot.checkpoint_shapes(model.config)
+    targets = {
+        "q and v of the diffusion transformer": ("action_head.model.", ("to_q.weight", "to_v.weight")),
+        "all of the diffusion transformer": ("action_head.model.", (".weight",)),
+        "layers of every part": (
+            "",
+            ("_proj.weight", ".qkv.weight", ".proj.weight", "fc1.weight", "fc2.weight", "to_q.weight"),
+        ),
+    }
+    for label, (part, ends) in targets.items():
+        names = [name for name, shape in shapes.items() if part in name and name.endswith(ends) and len(shape) == 2]
+        adapters = [pack_groot(random_adapter(shapes, names, rank), model) for _ in range(2)]
+        for count, mixed in ((1, False), (3, True)):
+            noise = torch.randn(count, 40, groot_calls.ACTION_DIM)
+            inputs = groot_inputs(model, [row] * count, noise, groot_calls.STEPS)
+            resident = GrootAdapters(model, lambda adapters=adapters: adapters, 2**30)
+            rows = [(*adapters, None)[number % 3] if mixed else adapters[0] for number in range(count)]
+            resident.groups(rows)
+
+            def with_adapter(inputs=inputs, resident=resident, rows=rows) -> Tensor:
+                network, changed = resident.apply(inputs, rows, [groot_calls.IMAGES] * len(rows))
+                return network.sample_actions(changed)
+
+            def without(inputs=inputs) -> Tensor:
+                return model.sample_actions(inputs)
+
+            shared = "of two adapters and none" if mixed else "of one adapter"
+            report(f"narrow GR00T, {label}, {count} rows {shared}", without, with_adapter, rounds)
 
 
 def measure_block(name: str, size: TransformerSize, tokens: int, rows: int, rank: int, rounds: int) -> None:
@@ -120,8 +160,7 @@ def measure_block(name: str, size: TransformerSize, tokens: int, rows: int, rank
     report(label, lambda: run(UNCHANGED), lambda: run(changed), rounds)
 
 
-def random_adapter(model: Pi0, names: Sequence[str], rank: int) -> Adapter:
-    shapes = checkpoint_shapes(model.config)
+def random_adapter(shapes: Mapping[str, tuple[int, ...]], names: Sequence[str], rank: int) -> Adapter:
     pairs = {
         name: Pair(torch.randn(rank, shapes[name][1]), 0.01 * torch.randn(shapes[name][0], rank)) for name in names
     }

@@ -6,7 +6,11 @@ The observation is DROID's: two cameras, two frames of 180x320 each, which becom
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relay.models.groot.inputs import GrootRow
+    from relay.models.groot.model import Groot
 
 WIDTHS: dict[str, dict[str, int]] = {
     "tiny": {"vision": 32, "vision_mlp": 64, "text": 64, "text_mlp": 96, "head_dim": 16, "dit": 32, "hidden": 24},
@@ -103,10 +107,22 @@ def prompt() -> list[int]:
 
 
 def our_call(widths: dict[str, int]) -> Callable[[], object]:
-    import numpy as np
     import torch
 
     from relay.models.groot.assemble import assemble
+    from relay.models.groot.model import Groot
+
+    model, row = our_network(widths)
+    noise = torch.randn(1, 40, ACTION_DIM)
+    # Without inference mode, under which composite operations would be counted as one.
+    sample = Groot.sample_actions.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
+    return lambda: sample(model, assemble(model, [row], noise, STEPS))
+
+
+def our_network(widths: dict[str, int]) -> tuple[Groot, GrootRow]:
+    """A network of random weights, and a row for it."""
+    import numpy as np
+
     from relay.models.groot.config import read_config
     from relay.models.groot.inputs import GrootRow
     from relay.models.groot.model import Groot
@@ -115,11 +131,7 @@ def our_call(widths: dict[str, int]) -> Callable[[], object]:
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.02)
     images = tuple(np.random.randint(0, 256, (16 * GRID[0], 16 * GRID[1], 3), np.uint8) for _ in range(IMAGES))
-    row = GrootRow(np.array(prompt()), images, np.zeros(ACTION_DIM, np.float32), SLOT)
-    noise = torch.randn(1, 40, ACTION_DIM)
-    # Without inference mode, under which composite operations would be counted as one.
-    sample = Groot.sample_actions.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
-    return lambda: sample(model, assemble(model, [row], noise, STEPS))
+    return model, GrootRow(np.array(prompt()), images, np.zeros(ACTION_DIM, np.float32), SLOT)
 
 
 def lerobots_call(widths: dict[str, int]) -> Callable[[], object]:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 
-from relay.engine.adapter_rows import Changes, ChangeTables, LinearChange, LinearShape, RowChange, adapted, add_change
+from relay.engine.adapter_rows import (
+    Changes,
+    ChangeTables,
+    LinearChange,
+    LinearShape,
+    RowChange,
+    adapted,
+    add_change,
+    add_change_below,
+    groups,
+)
 
 SHAPES = {"one": LinearShape(2, 6, 5, torch.float32), "other": LinearShape(1, 6, 5, torch.float32)}
 CPU = torch.device("cpu")
@@ -62,6 +74,16 @@ def test_dense_changes_and_biases_are_added() -> None:
     assert torch.allclose(y[1], linear(x[1]) + x[1].sum(-1, keepdim=True) + torch.arange(5.0), atol=1e-5)
 
 
+@pytest.mark.parametrize("slots", [(1, 2, 0), (2, 2, 2)])
+def test_rows_below_each_other_get_the_same_changes(slots: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 4, 6), torch.randn(3, 4, 5)
+    for kind, layers in filled().rows(slots, below=True).items():
+        for change, beside in zip(layers, filled().rows(slots)[kind], strict=True):
+            ours = add_change_below(y.clone().flatten(0, 1), x.flatten(0, 1), change)
+            assert torch.allclose(ours, add_change(y.clone(), x, beside).flatten(0, 1), atol=1e-6)
+
+
 def test_kinds_that_no_row_changes_are_left_out() -> None:
     assert set(filled().rows((1, 0))) == {"one"}
     assert set(filled().rows((1, 2))) == {"one", "other"}
@@ -98,3 +120,15 @@ def test_the_changes_of_some_outputs_are_those_of_the_whole() -> None:
     whole = RowChange(torch.randn(1, 6, 2), torch.randn(1, 2, 5), torch.randn(1, 6, 5), torch.randn(1, 1, 5))
     part = add_change(y[..., 3:], x, whole.from_output(3))
     assert torch.allclose(part, add_change(y, x, whole)[..., 3:], atol=1e-6)
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    alone: bool = False
+
+
+def test_groups_hold_no_more_adapters_than_fit_and_those_that_run_alone_by_themselves() -> None:
+    a, b, c, alone = Named("a"), Named("b"), Named("c"), Named("alone", alone=True)
+    assert groups([a, None, b, alone, c, a, None, alone], 2) == [[0, 1, 2, 5, 6], [4], [3, 7]]
+    assert groups([None, None], 1) == [[0, 1]]

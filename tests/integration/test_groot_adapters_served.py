@@ -92,7 +92,7 @@ def test_a_merged_adapter_gives_the_same_and_needs_no_name(name: str, folder: Pa
         named = once(url, asked, name)
     merged = AdapterChoice(named={name: root / name}, default=name, merged=True)
     with serving(load(folder, merged)) as url:
-        np.testing.assert_array_equal(once(url, asked, None), named)
+        assert np.abs(once(url, asked, None) - named).max() <= 1e-5 * named.std()
         with pytest.raises(RuntimeError, match=f"this server has merged '{name}' into the weights"):
             once(url, asked, "base")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ class RowChange(NamedTuple):
 
     `y = x @ weight.T + bias` becomes `y + x @ down @ up + x @ dense + bias_change`. The first axis is one entry per
     row, or a single one for all rows. Zeros where a row has no adapter, so that its result stays the same.
+    For `add_change_below` a change that is one for all rows has no such axis.
     """
 
     down: Tensor | None = None  # (rows or 1, inputs, rank)
@@ -44,6 +45,20 @@ def add_change(y: Tensor, x: Tensor, change: RowChange) -> Tensor:
         _add_product(y, _product(x, down), up)
     if dense is not None:
         _add_product(y, x, dense)
+    return y if bias is None else y.add_(bias)
+
+
+def add_change_below(y: Tensor, x: Tensor, change: RowChange) -> Tensor:
+    """`add_change` of rows that stand below each other: y (rows * tokens, outputs), x (rows * tokens, inputs)."""
+    down, up, dense, bias = change
+    first = next(part for part in change if part is not None)
+    if first.dim() == 3:
+        add_change(y.view(len(first), -1, y.shape[-1]), x.view(len(first), -1, x.shape[-1]), change)
+        return y
+    if down is not None and up is not None:
+        y.addmm_(torch.mm(x, down), up)
+    if dense is not None:
+        y.addmm_(x, dense)
     return y if bias is None else y.add_(bias)
 
 
@@ -161,17 +176,48 @@ class ChangeTables:
                     torch.index_select(part, 0, index, out=room[: len(slots)])
         return True
 
-    def rows(self, slots: Sequence[int]) -> dict[str, list[RowChange]]:
+    def rows(self, slots: Sequence[int], *, below: bool = False) -> dict[str, list[RowChange]]:
         """What each layer needs for rows with the adapters in these slots, by kind.
 
         Kinds that none of them changes are left out, so a part of the network that no adapter of the batch touches runs
         without any work for adapters.
+
+        Args:
+            below: whether it is for `add_change_below`.
         """
         kinds = [kind for kind in self._tables if any(kind in self._changed[slot] for slot in slots)]
         if len(set(slots)) == 1:  # one adapter alone: nothing is copied
-            return {kind: by_layer(self._tables[kind], lambda t: t[slots[0], None]) for kind in kinds}
+            place = slots[0] if below else (slots[0], None)
+            return {kind: by_layer(self._tables[kind], lambda t: t[place]) for kind in kinds}
         index = torch.tensor(slots, device=self._device)
         return {kind: by_layer(self._tables[kind], lambda t: t.index_select(0, index)) for kind in kinds}
+
+
+class MayRunAlone(Protocol):
+    """An adapter; some need a network of their own."""
+
+    @property
+    def alone(self) -> bool: ...
+
+
+A = TypeVar("A", bound=MayRunAlone)
+
+
+def groups(rows: Sequence[A | None], capacity: int) -> list[list[int]]:
+    """Row numbers that can be run together: with so many adapters at most, and each that runs alone by itself."""
+    alone: dict[A, list[int]] = {}
+    shared: list[tuple[set[A], list[int]]] = []
+    for number, adapter in enumerate(rows):
+        if adapter is not None and adapter.alone:
+            alone.setdefault(adapter, []).append(number)
+            continue
+        wanted = set() if adapter is None else {adapter}
+        group = next((group for group in shared if len(group[0] | wanted) <= capacity), None)
+        if group is None:
+            shared.append(group := (set(), []))
+        group[0].update(wanted)
+        group[1].append(number)
+    return [*(numbers for _, numbers in shared), *alone.values()]
 
 
 def _shapes(tables: Mapping[str, RowChange]) -> dict[str, list[torch.Size | None]]:
@@ -180,7 +226,7 @@ def _shapes(tables: Mapping[str, RowChange]) -> dict[str, list[torch.Size | None
 
 def by_layer(table: RowChange, pick: Callable[[Tensor], Tensor]) -> list[RowChange]:
     """What each layer needs, from a table of all layers; `pick` takes some rows of each of its parts."""
-    picked = [None if part is None else pick(part).unbind(1) for part in table]
+    picked = [None if part is None else pick(part).unbind(-3) for part in table]
     layers = max(len(part) for part in picked if part is not None)
     return [RowChange(*(None if part is None else part[layer] for part in picked)) for layer in range(layers)]
 

@@ -98,11 +98,11 @@ def test_the_same_noise_gives_the_same_bytes_and_another_does_not() -> None:
 
 def test_tables_of_many_schedules_and_sizes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model, noise = load_tiny(tiny_tensors(), slots=[2]), drawn_noise(1)
-    monkeypatch.setattr("relay.models.groot.model._TABULATED_STEPS", 5)
+    monkeypatch.setattr("relay.models.groot.model.TABULATED_STEPS", 5)
     monkeypatch.setattr("relay.models.groot.vision._TABULATED_PATCHES", 40)
     for num_steps, side in ((2, 2), (3, 3), (4, 2)):
         model.sample_actions(assemble(model, [drawn_row(1, [(side, 2)], 3)], noise, num_steps))
-    assert list(model._steps) == [(4, 2)]
+    assert list(model._schedules) == [(4, 2)]
     assert list(model.vision._places) == [(6, 4), (4, 4)]
 
 

@@ -13,9 +13,13 @@ import torch
 from tiny_groot import described, drawn_row, tiny_json
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from relay.engine.adapters import Adapter, Pair
+from relay.models.groot.adapters import GrootAdapter, pack
 from relay.models.groot.assemble import assemble
 from relay.models.groot.config import COSMOS_REASON2, RELEASED, read_config
 from relay.models.groot.model import Groot
+from relay.models.groot.resident import ResidentAdapters
+from relay.models.groot.weights import checkpoint_shapes
 
 LEROBOT, LEROBOT_COMPUTING = 10_521, 4_775
 """lerobot 0.6.1, counted by benchmarks/engine.py: all operations, and those that are not views."""
@@ -48,21 +52,38 @@ def deep_model() -> Groot:
     return model
 
 
-def count(model: Groot, num_steps: int) -> Counter[str]:
+def count(model: Groot, num_steps: int, adapter: GrootAdapter | None = None) -> Counter[str]:
     """As lerobot runs, under `no_grad`: inference mode would count composite operations as one."""
     row = drawn_row(1, [(8, 14)] * 4, words=11)
     inputs = assemble(model, [row], torch.randn(1, 40, model.config.max_action_dim), num_steps)
+    resident = ResidentAdapters(model, lambda: (adapter,) if adapter else (), 2**30)
+    model, inputs = resident.apply(inputs, [adapter], [4])
     model.sample_actions(inputs)  # tables are made
     with torch.no_grad(), Counting() as counting:
         Groot.sample_actions.__wrapped__(model, inputs)  # pyright: ignore
     return counting.counts
 
 
+def computing(counts: Counter[str]) -> int:
+    return sum(times for name, times in counts.items() if name not in VIEWS)
+
+
 def test_a_request_dispatches_less_than_half_of_lerobots_operations() -> None:
     model = deep_model()
     counts = count(model, 4)
-    computing = sum(times for name, times in counts.items() if name not in VIEWS)
     assert 2000 < sum(counts.values()) <= 3_100 < 0.5 * LEROBOT
-    assert 1000 < computing <= 2_200 < 0.5 * LEROBOT_COMPUTING
+    assert 1000 < computing(counts) <= 2_200 < 0.5 * LEROBOT_COMPUTING
     another_step = sum(count(model, 5).values()) - sum(counts.values())
     assert another_step <= 32 * 15 + 10  # of a step's operations all but ten are in its 32 blocks
+
+
+def test_an_adapter_costs_two_operations_for_each_layer_that_it_changes() -> None:
+    model, rank = deep_model(), 4
+    shapes = checkpoint_shapes(model.config)
+    names = [name for name in shapes if name.endswith(("attn1.to_q.weight", "attn1.to_v.weight")) and ".model." in name]
+    pairs = {name: Pair(torch.randn(rank, shapes[name][1]), torch.randn(shapes[name][0], rank)) for name in names}
+    adapter = pack(Adapter(pairs, {}), model)
+    without, with_adapter = count(model, 4), count(model, 4, adapter)
+    assert with_adapter["mm"] - without["mm"] == with_adapter["addmm_"] - without["addmm_"] == 4 * 32 + 16
+    assert computing(with_adapter) - computing(without) == 2 * (4 * 32 + 16)
+    assert sum(with_adapter.values()) - sum(without.values()) == 2 * (4 * 32 + 16) + 16  # views of the packed values

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.base import Work
 from relay.models import registry
+from relay.models.groot.model import Groot, GrootInputs
 from relay.protocol.errors import ObservationError
 from relay.protocol.messages import Options
 
@@ -46,6 +49,16 @@ def load(folder: Path, choice: AdapterChoice) -> Any:
     return registry.load("groot", checkpoint=folder, embodiment=LIBERO, device="cpu", max_batch=2, adapters=choice)
 
 
+def write_whole(folder: Path) -> Path:
+    """An adapter that also holds a whole tensor."""
+    torch.manual_seed(9)
+    module, saved = MODULE.format(4), "action_head.action_decoder.layer2.b"
+    tensors = {f"{module}.lora_A.weight": torch.randn(4, 32), f"{module}.lora_B.weight": torch.randn(32, 4)}
+    tensors[saved] = torch.randn(32, 20)
+    config = {"modules_to_save": [saved.rpartition(".")[0]]}
+    return write_peft(folder, tensors, prefix="base_model.model.", config=config)
+
+
 @pytest.fixture(scope="module")
 def engine(folder: Path, root: Path) -> Any:
     return load(folder, AdapterChoice(root=root))
@@ -53,9 +66,22 @@ def engine(folder: Path, root: Path) -> Any:
 
 def answer(engine: Any, adapter: str | None = None) -> NDArray[np.float32]:
     """All action groups of one request side by side."""
+    return answers(engine, [adapter])[0]
+
+
+def answers(engine: Any, adapters: Sequence[str | None]) -> list[NDArray[np.float32]]:
+    """The same of requests in one batch, which differ in nothing but their adapters."""
+    chunks = engine.infer([work(engine, adapter) for adapter in adapters])
+    return [np.concatenate(list(chunk.actions.values()), -1) for chunk in chunks]
+
+
+def work(engine: Any, adapter: str | None) -> Work:
     options = Options(seed=1, adapter=adapter)
-    (chunk,) = engine.infer([Work(engine.prepare(observation(LIBERO), options), options)])
-    return np.concatenate(list(chunk.actions.values()), -1)
+    return Work(engine.prepare(observation(LIBERO), options), options)
+
+
+def distance(ours: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
+    return float(np.abs(ours - reference).max() / reference.std())
 
 
 def test_each_adapter_answers_in_its_own_way_and_the_base_as_before(engine: Any, folder: Path) -> None:
@@ -70,7 +96,7 @@ def test_each_adapter_answers_in_its_own_way_and_the_base_as_before(engine: Any,
 
 def test_a_merged_adapter_answers_as_when_it_is_asked_for(engine: Any, folder: Path, root: Path) -> None:
     merged = load(folder, AdapterChoice(named={"fold": root / "fold"}, merged=True))
-    assert np.array_equal(answer(merged), answer(engine, "fold"))
+    assert distance(answer(merged), answer(engine, "fold")) <= 1e-5
     with pytest.raises(ObservationError, match="has merged 'fold' into the weights"):
         answer(merged, "base")
     with pytest.raises(ValueError, match="start the server without --merge-adapter"):
@@ -83,11 +109,62 @@ def test_the_default_adapter_answers_requests_that_name_none(engine: Any, folder
     assert np.array_equal(answer(other, "base"), answer(engine))
 
 
-def test_rows_of_different_adapters_do_not_share_a_batch(engine: Any) -> None:
-    rows = [engine.prepare(observation(LIBERO), Options(adapter=name)) for name in (None, "fold", "pour", "fold")]
-    keys = [engine.batch_key(row) for row in rows]
+def test_rows_with_different_adapters_and_none_share_a_batch(engine: Any, folder: Path, root: Path) -> None:
+    names = ["fold", None, "pour", "fold", "idle", None, "pour", "idle"]
+    assert len({engine.batch_key(work(engine, name).prepared) for name in names}) == 1
+    alone = {name: answer(load(folder, merged_only(root, name))) for name in ("fold", "pour", None)}
+    alone["idle"] = alone[None]
+    for name, ours in zip(names, answers(engine, names), strict=True):
+        assert distance(ours, alone[name]) <= 1e-5
+
+
+def merged_only(root: Path, name: str | None) -> AdapterChoice:
+    return AdapterChoice(named={name: root / name}, merged=True) if name else AdapterChoice()
+
+
+def test_rows_of_an_adapter_with_whole_tensors_have_batches_of_their_own(
+    folder: Path, root: Path, tmp_path: Path
+) -> None:
+    whole = {"whole": write_whole(tmp_path / "whole"), "other": write_whole(tmp_path / "other")}
+    engine = load(folder, AdapterChoice(root=root, named=whole))
+    keys = [engine.batch_key(work(engine, name).prepared) for name in (None, "fold", "whole", "other", "whole")]
+    assert keys[0] == keys[1]
+    assert keys[2] == keys[4]
     assert len(set(keys)) == 3
-    assert keys[1] == keys[3]
+    bare, ours = answer(engine), answer(engine, "whole")
+    assert np.array_equal(ours, answer(load(folder, AdapterChoice(named={"whole": whole["whole"]}, merged=True))))
+    assert distance(ours, bare) > 1e-4
+
+
+def test_adapters_come_change_and_go_while_a_batch_runs(
+    folder: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(root / "fold", tmp_path / "first")
+    shutil.copytree(root / "pour", tmp_path / "second")
+    engine = load(folder, AdapterChoice(root=tmp_path))
+    fold, pour, bare = (answer(engine, name) for name in ("first", "second", None))
+    batch = [work(engine, name) for name in ("first", "second", None)]
+    shutil.rmtree(tmp_path / "first")
+    shutil.copytree(tmp_path / "second", tmp_path / "first")  # another content under the name
+    shutil.rmtree(tmp_path / "second")
+    shutil.copytree(root / "fold", tmp_path / "third")
+    sample, rescanned = Groot.sample_actions, list[Sequence[str]]()
+
+    def rescanning(model: Groot, inputs: GrootInputs) -> torch.Tensor:
+        if not rescanned:
+            engine.rescan_adapters()
+            rescanned.append(engine.adapters)
+        return sample(model, inputs)
+
+    monkeypatch.setattr(Groot, "sample_actions", rescanning)
+    ours = [np.concatenate(list(chunk.actions.values()), -1) for chunk in engine.infer(batch)]
+    assert rescanned == [("first", "third")]
+    for row, before in zip(ours, (fold, pour, bare), strict=True):
+        assert distance(row, before) <= 1e-5
+    assert np.array_equal(answer(engine, "first"), pour)
+    assert np.array_equal(answer(engine, "third"), fold)
+    again = [np.concatenate(list(chunk.actions.values()), -1) for chunk in engine.infer(batch)]  # as they were prepared
+    assert distance(again[1], pour) <= 1e-5
 
 
 def test_an_adapter_that_was_unloaded_is_named(folder: Path, root: Path) -> None:

@@ -276,6 +276,25 @@ def test_an_adapter_that_came_later_and_is_wider_is_served_with_those_before(tmp
     assert distance(network.sample_actions(inputs)[1:], expected) <= 1e-4
 
 
+def test_groups_run_as_they_were_made_whatever_comes_meanwhile(tmp_path: Path) -> None:
+    base = tiny_model("pi05")
+    cases = [random_factors("pi05", EXPERT_ATTENTION, seed=seed) for seed in range(2)]
+    first, second = (read_adapter(write_peft(tmp_path / str(i), case), base) for i, case in enumerate(cases))
+    factors = random_factors("pi05", EXPERT_ATTENTION, rank=64)
+    wide = read_adapter(write_peft(tmp_path / "wide", factors, config={"r": 64, "lora_alpha": 128}), base)
+    each = ChangeTables.bytes_per_slot(linear_shapes(base), [first.changes])
+    held = [(first, second), (wide,)]
+    resident = ResidentAdapters(base, lambda: held[0], 2 * each)
+    assert resident.groups([first, second]) == [[0, 1]]
+    del held[0]  # tables that take the wide one have room for one adapter only
+    network, inputs = resident.apply(golden_inputs("pi05", (0, 1), 4), [first, second], IMAGES)
+    together = network.sample_actions(inputs)
+    for number, case in enumerate(cases):
+        alone = sample(load_tiny(merged_by_hand("pi05", case)), "pi05", (number,))
+        assert distance(together[number], alone[0]) <= 1e-4
+    assert resident.groups([first, second, wide]) == [[0], [1], [2]]
+
+
 @pytest.mark.parametrize("name", ["expert", "wide"])
 def test_an_adapter_that_peft_wrote_changes_the_weights_as_peft_merges_them(name: str) -> None:
     base = tiny_model("pi05")

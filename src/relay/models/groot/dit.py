@@ -7,15 +7,17 @@ observation it sees keys and values that are made once per request; of the time,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from relay.engine.adapter_rows import RowChange, add_change_below
 from relay.models.groot.config import GrootConfig
-from relay.models.groot.layers import NORM_EPSILON, Linear, Mlp, attend, split_heads
+from relay.models.groot.layers import NORM_EPSILON, UNCHANGED, BlockChange, Linear, Mlp, attend, split_heads
 
 _FINAL_EPSILON = 1e-6
 _TIME_WIDTH = 256
@@ -23,7 +25,10 @@ _LONGEST_PERIOD = 10_000.0
 
 
 class Modulation(NamedTuple):
-    """A norm's weight and bias at one time, (width,) each; the weight holds the 1 that is added to the scale."""
+    """A norm's weight and bias at one time; the weight holds the 1 that is added to the scale.
+
+    (width,) each, or (rows, 1, width) where adapters make rows differ.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -35,6 +40,32 @@ class Look(NamedTuple):
     keys: Tensor
     values: Tensor
     bias: Tensor | None
+
+
+class DitChange(NamedTuple):
+    """What adapters change, row by row; empty or None where they change nothing.
+
+    Attributes:
+        blocks: each block's own layers.
+        keys, values: of every block that looks at the observation.
+        out: the last layer.
+    """
+
+    blocks: Sequence[BlockChange] = ()
+    keys: Sequence[RowChange] = ()
+    values: Sequence[RowChange] = ()
+    out: RowChange | None = None
+
+
+class TimeChange(NamedTuple):
+    """What one adapter changes about what depends on the time alone; the norms' in the order of `modulation_weight`."""
+
+    time_in: RowChange | None = None
+    time_out: RowChange | None = None
+    norms: Mapping[int, RowChange] = MappingProxyType({})
+
+
+SAME_DIT, SAME_TIME = DitChange(), TimeChange()
 
 
 class DiffusionTransformer(nn.Module):
@@ -59,43 +90,75 @@ class DiffusionTransformer(nn.Module):
         self.out = Linear(width, config.hidden_size)
 
     def look(
-        self, text: Tensor, images: Tensor, rows: int, text_bias: Tensor | None, image_bias: Tensor | None
+        self,
+        text: Tensor,
+        images: Tensor,
+        rows: int,
+        text_bias: Tensor | None,
+        image_bias: Tensor | None,
+        change: DitChange = SAME_DIT,
     ) -> list[Look]:
         """Keys and values of every block that looks at the observation.
 
         Args:
             text, images: the features of the tokens of each kind, (rows * n, backbone_embedding_dim).
         """
-        of_text = self._looks(self.text_keys_values(text), rows, text_bias)
-        of_images = self._looks(self.image_keys_values(images), rows, image_bias)
+        packed_text, packed_images = self.text_keys_values(text), self.image_keys_values(images)
+        self._change_looks(packed_text, text, change, at_text=True)
+        self._change_looks(packed_images, images, change, at_text=False)
+        of_text = self._looks(packed_text, rows, text_bias)
+        of_images = self._looks(packed_images, rows, image_bias)
         return [of_text.pop(0) if at_text else of_images.pop(0) for at_text in self.looks_at_text]
+
+    def _change_looks(self, packed: Tensor, features: Tensor, change: DitChange, *, at_text: bool) -> None:
+        """Add what adapters change about each of the keys and values that are packed into one matrix."""
+        width = self.modulation_weight.shape[-1]
+        looks = [look for look, text in enumerate(self.looks_at_text) if text == at_text]
+        for part, changes in enumerate((change.keys, change.values)):
+            for place, look in enumerate(looks if changes else ()):
+                start = (2 * place + part) * width
+                add_change_below(packed[:, start : start + width], features, changes[look])
 
     def _looks(self, packed: Tensor, rows: int, bias: Tensor | None) -> list[Look]:
         parts = packed.shape[-1] // self.modulation_weight.shape[-1]
         keys_values = split_heads(packed, rows, parts, self.heads) if parts else ()
         return [Look(k, v, bias) for k, v in zip(keys_values[::2], keys_values[1::2], strict=True)]
 
-    def forward(self, x: Tensor, modulations: Sequence[Modulation], looks: Sequence[Look]) -> Tensor:
-        """(rows * tokens, width) to (rows * tokens, hidden_size); `modulations` of one step, as `modulate` has them."""
-        rows = len(looks[0].keys)
+    def forward(
+        self, x: Tensor, modulations: Sequence[Modulation], looks: Sequence[Look], change: DitChange = SAME_DIT
+    ) -> Tensor:
+        """(rows * tokens, width) to (rows * tokens, hidden_size); `modulations` are those of one step."""
+        rows, changes = len(looks[0].keys), change.blocks
         for i, block in enumerate(self.blocks):
-            x = block(x, rows, modulations[i], looks[i // 2] if i % 2 == 0 else None)
-        return self.out(_normalize(x, modulations[-1], _FINAL_EPSILON))
+            look = looks[i // 2] if i % 2 == 0 else None
+            x = block(x, rows, modulations[i], look, changes[i] if changes else UNCHANGED)
+        return self.out(_normalize(x, modulations[-1], _FINAL_EPSILON), change.out)
 
-    def modulate(self, times: Tensor) -> list[list[Modulation]]:
-        """All modulations at each of `times` (steps,) float32, the final norm's last."""
+    def modulate(self, times: Tensor, change: TimeChange = SAME_TIME) -> Tensor:
+        """Weights and biases of all norms at each of `times` (steps,) float32: (2, steps, norms, width).
+
+        The final norm is the last one.
+        """
         half = _TIME_WIDTH // 2
         turns = torch.exp(-math.log(_LONGEST_PERIOD) / (half - 1) * torch.arange(half, device=times.device))
         angles = times[:, None] * turns  # (steps, half)
         code = torch.cat((angles.cos(), angles.sin()), -1).to(self.modulation_bias.dtype)
-        told = F.silu(self.time_out(F.silu(self.time_in(code))))  # (steps, width)
+        told = F.silu(self.time_out(F.silu(self.time_in(code, change.time_in)), change.time_out))  # (steps, width)
         norms, double, width = self.modulation_weight.shape
         table = told @ self.modulation_weight.view(norms * double, width).t() + self.modulation_bias.flatten()
+        for norm, of_norm in change.norms.items():
+            add_change_below(table[:, norm * double : (norm + 1) * double], told, of_norm)
         scale, shift = table.view(len(times), norms, 2, width).unbind(2)  # each (steps, norms, width)
-        return [
-            [Modulation(*pair) for pair in zip(weight.unbind(0), bias.unbind(0), strict=True)]
-            for weight, bias in zip((1 + scale).unbind(0), shift.contiguous().unbind(0), strict=True)
-        ]
+        return torch.stack((1 + scale, shift))
+
+
+def modulations(tables: Tensor) -> list[list[Modulation]]:
+    """Those of each step, in (2, steps, norms, width), or (2, steps, norms, rows, 1, width) for rows that differ."""
+    weights, biases = tables.unbind(0)
+    return [
+        [Modulation(*pair) for pair in zip(weight.unbind(0), bias.unbind(0), strict=True)]
+        for weight, bias in zip(weights.unbind(0), biases.unbind(0), strict=True)
+    ]
 
 
 def time_code(times: Tensor, width: int) -> Tensor:
@@ -119,17 +182,21 @@ class DiffusionBlock(nn.Module):
         self.out = Linear(width, width)
         self.mlp = Mlp(width, 4 * width)
 
-    def forward(self, x: Tensor, rows: int, modulation: Modulation, look: Look | None) -> Tensor:
+    def forward(self, x: Tensor, rows: int, modulation: Modulation, look: Look | None, change: BlockChange) -> Tensor:
         """x (rows * tokens, width); without `look`, attention is over the sequence itself."""
         y = _normalize(x, modulation, NORM_EPSILON)
         if look is None:
-            attended = attend(*split_heads(self.qkv(y), rows, 3, self.heads))
+            attended = attend(*split_heads(self.qkv(y, change.qkv), rows, 3, self.heads))
         else:
-            q = self.q(y).view(rows, -1, self.heads, look.keys.shape[-1]).transpose(1, 2)
+            q = self.q(y, change.q).view(rows, -1, self.heads, look.keys.shape[-1]).transpose(1, 2)
             attended = attend(q, *look)
-        x = x + self.out(attended)
-        return x + self.mlp(F.layer_norm(x, x.shape[-1:], None, None, NORM_EPSILON))
+        x = x + self.out(attended, change.out)
+        return x + self.mlp(F.layer_norm(x, x.shape[-1:], None, None, NORM_EPSILON), change)
 
 
 def _normalize(x: Tensor, modulation: Modulation, epsilon: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], modulation.weight, modulation.bias, epsilon)
+    weight, bias = modulation
+    if weight.dim() == 1:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)
+    normed = F.layer_norm(x, x.shape[-1:], None, None, epsilon).view(len(weight), -1, x.shape[-1])
+    return torch.addcmul(bias, normed, weight).flatten(0, 1)

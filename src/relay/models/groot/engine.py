@@ -31,7 +31,7 @@ from relay.models.groot.handshake import IMAGE_RESOLUTION, openpi_metadata, vllm
 from relay.models.groot.model import Groot
 from relay.models.groot.prompt import PromptTokenizer
 from relay.models.groot.recipe import Recipe
-from relay.models.groot.resident import ResidentNetworks
+from relay.models.groot.resident import ResidentAdapters
 from relay.models.groot.transforms import GrootPrepared, prepare, resting_state, to_robot
 from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
@@ -144,7 +144,7 @@ class GrootEngine:
         self._merged = adapters.merged
         if self._merged:
             model = with_changes(base, self._adapters.adapters[0])
-        self._resident = ResidentNetworks(model, adapters.memory_bytes)
+        self._resident = ResidentAdapters(model, lambda: self._adapters.adapters, adapters.memory_bytes)
         self.model = model
         self.remarks = list(remarks)
         if fast_resize:
@@ -190,16 +190,24 @@ class GrootEngine:
         return replace(prepared, adapter=None if self._merged else adapter, notes=(*prepared.notes, *notes))
 
     def batch_key(self, prepared: GrootPrepared) -> Hashable:
-        """Rows of one embodiment, number of steps, set of image sizes and adapter share a batch; prompts may differ."""
+        """Rows of one embodiment, number of steps and set of image sizes share a batch, whatever prompts and adapters.
+
+        Except with adapters that need a network of their own.
+        """
         sizes = tuple(image.shape for image in prepared.row.images)
-        return prepared.row.slot, self._steps(prepared), sizes, prepared.adapter
+        alone = prepared.adapter if prepared.adapter and prepared.adapter.alone else None
+        return prepared.row.slot, self._steps(prepared), sizes, alone
 
     def infer(self, batch: Sequence[Work]) -> Sequence[Chunk | Failure]:
         """A map of float32 arrays (1, horizon, k) for every row, one for each action group, in the robot's units."""
-        prepared: list[GrootPrepared] = [work.prepared for work in batch]
-        noise = torch.stack([self._noise(work.options) for work in batch])  # (rows, action_horizon, max_action_dim)
-        actions = self._sample(prepared, noise).float().cpu().numpy()
-        return [self._answer(row, one) for row, one in zip(actions, prepared, strict=True)]
+        answers: dict[int, Chunk | Failure] = {}
+        for numbers in self._resident.groups([work.prepared.adapter for work in batch]):
+            prepared: list[GrootPrepared] = [batch[number].prepared for number in numbers]
+            noise = torch.stack([self._noise(batch[number].options) for number in numbers])
+            actions = self._sample(prepared, noise).float().cpu().numpy()  # (rows, action_horizon, max_action_dim)
+            for number, row, one in zip(numbers, actions, prepared, strict=True):
+                answers[number] = self._answer(row, one)
+        return [answers[number] for number in range(len(batch))]
 
     @property
     def adapters(self) -> Sequence[str]:
@@ -270,8 +278,11 @@ class GrootEngine:
     def _sample(self, prepared: Sequence[GrootPrepared], noise: Tensor) -> Tensor:
         """(rows, action_horizon, max_action_dim) in the network's units; all rows have the same batch key."""
         rows = [one.row for one in prepared]
-        network = self._resident.network(prepared[0].adapter)
-        return network.sample_actions(assemble(network, rows, noise, self._steps(prepared[0])))
+        inputs = assemble(self.model, rows, noise, self._steps(prepared[0]))
+        network, inputs = self._resident.apply(
+            inputs, [one.adapter for one in prepared], [len(row.images) for row in rows]
+        )
+        return network.sample_actions(inputs)
 
     def _steps(self, prepared: GrootPrepared) -> int:
         return self.model.config.num_steps if prepared.num_steps is None else prepared.num_steps

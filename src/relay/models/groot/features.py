@@ -6,10 +6,12 @@ features are those it would have alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from relay.models.groot.config import StackSizes
-from relay.models.groot.layers import NORM_EPSILON, Linear, Mlp, attend, split_heads
+from relay.models.groot.layers import NORM_EPSILON, UNCHANGED, BlockChange, Linear, Mlp, attend, split_heads
 
 
 class FeatureAdaptation(nn.Module):
@@ -20,11 +22,16 @@ class FeatureAdaptation(nn.Module):
         self.norm = nn.LayerNorm(sizes.width, eps=NORM_EPSILON)
         self.blocks = nn.ModuleList(FeatureBlock(sizes) for _ in range(sizes.depth))
 
-    def forward(self, features: Tensor, rows: int, bias: Tensor | None) -> Tensor:
-        """Features (rows * n, width) in and out; `bias` as `key_bias` makes it, None without padding."""
+    def forward(self, features: Tensor, rows: int, bias: Tensor | None, changes: Sequence[BlockChange] = ()) -> Tensor:
+        """Features (rows * n, width) in and out.
+
+        Args:
+            bias: as `key_bias` makes it, None without padding.
+            changes: what adapters change about each block; empty where they change none.
+        """
         x = self.norm(features)
-        for block in self.blocks:
-            x = block(x, rows, bias)
+        for i, block in enumerate(self.blocks):
+            x = block(x, rows, bias, changes[i] if changes else UNCHANGED)
         return x
 
 
@@ -40,7 +47,7 @@ class FeatureBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(sizes.width, eps=NORM_EPSILON)
         self.mlp = Mlp(sizes.width, 4 * sizes.width)
 
-    def forward(self, x: Tensor, rows: int, bias: Tensor | None) -> Tensor:
-        q, k, v = split_heads(self.qkv(self.attention_norm(x)), rows, 3, self.heads)
-        x = x + self.out(attend(q, k, v, bias))
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(self, x: Tensor, rows: int, bias: Tensor | None, change: BlockChange) -> Tensor:
+        q, k, v = split_heads(self.qkv(self.attention_norm(x), change.qkv), rows, 3, self.heads)
+        x = x + self.out(attend(q, k, v, bias), change.out)
+        return x + self.mlp(self.mlp_norm(x), change)

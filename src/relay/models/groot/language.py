@@ -11,8 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from relay.engine.adapter_rows import RowChange, add_change_below
 from relay.models.groot.config import TextSizes
-from relay.models.groot.layers import Linear, Rotation, frequencies, join_heads, rotate, rotation
+from relay.models.groot.layers import (
+    UNCHANGED,
+    BlockChange,
+    Linear,
+    Rotation,
+    frequencies,
+    join_heads,
+    rotate,
+    rotation,
+)
 
 
 class LanguageModel(nn.Module):
@@ -25,7 +35,13 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(LanguageLayer(sizes) for _ in range(layers))
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, image_places: Tensor, image_tokens: Tensor, deepstack: Sequence[Tensor]
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        image_places: Tensor,
+        image_tokens: Tensor,
+        deepstack: Sequence[Tensor],
+        changes: Sequence[BlockChange] = (),
     ) -> Tensor:
         """The residual stream behind the last layer, without the final norm, which nothing here has.
 
@@ -35,6 +51,7 @@ class LanguageModel(nn.Module):
             image_places: (m,) int64, where image tokens go in the flattened `tokens`.
             image_tokens: (m, width).
             deepstack: (m, width) each: added at the same places behind the first layers.
+            changes: what adapters change about each layer; empty where they change none.
 
         Returns:
             (rows * n, width).
@@ -42,7 +59,7 @@ class LanguageModel(nn.Module):
         tables = self.tables(positions)
         x = F.embedding(tokens.flatten(), self.token_embedding).index_copy_(0, image_places, image_tokens)
         for i, layer in enumerate(self.layers):
-            x = layer(x, tables)
+            x = layer(x, tables, changes[i] if changes else UNCHANGED)
             if i < len(deepstack):
                 x.index_add_(0, image_places, deepstack[i])
         return x
@@ -79,19 +96,25 @@ class LanguageLayer(nn.Module):
         self.gate_up = Linear(sizes.width, 2 * sizes.mlp, bias=False)
         self.down = Linear(sizes.mlp, sizes.width, bias=False)
 
-    def forward(self, x: Tensor, tables: Rotation) -> Tensor:
+    def forward(self, x: Tensor, tables: Rotation, change: BlockChange) -> Tensor:
         """Add attention and MLP to x (rows * tokens, width), in place."""
         rows, head_dim = len(tables.cos), self.sizes.head_dim
-        packed = self.qkv(self._normalize(x, self.attention_norm)).view(
+        packed = self.qkv(self._normalize(x, self.attention_norm), change.qkv).view(
             rows, -1, self.queries + 2 * self.keys, head_dim
         )
         queries_keys, v = packed.split((self.queries + self.keys, self.keys), 2)
         turned = rotate(self._normalize(queries_keys) * self.head_norms, tables)
         q, k = turned.transpose(1, 2).split((self.queries, self.keys), 1)
         attended = F.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True, enable_gqa=True)
-        x.addmm_(join_heads(attended), self.out.weight)
-        gate, up = self.gate_up(self._normalize(x, self.mlp_norm)).chunk(2, -1)
-        return x.addmm_(F.silu(gate) * up, self.down.weight)
+        _add_product(x, join_heads(attended), self.out, change.out)
+        gate, up = self.gate_up(self._normalize(x, self.mlp_norm), change.gate_up).chunk(2, -1)
+        return _add_product(x, F.silu(gate) * up, self.down, change.down)
 
     def _normalize(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], weight, self.sizes.epsilon)
+
+
+def _add_product(x: Tensor, y: Tensor, linear: Linear, change: RowChange | None) -> Tensor:
+    """Add `linear` of y to x, in place."""
+    x.addmm_(y, linear.weight)
+    return x if change is None else add_change_below(x, y, change)

@@ -12,7 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from relay.engine.adapter_rows import RowChange, add_change_below
+
 NORM_EPSILON = 1e-5
+
+
+class BlockChange(NamedTuple):
+    """What adapters change, row by row, about the linear layers of one block; of those that the block has."""
+
+    q: RowChange | None = None
+    qkv: RowChange | None = None
+    out: RowChange | None = None
+    fc1: RowChange | None = None
+    fc2: RowChange | None = None
+    gate_up: RowChange | None = None
+    down: RowChange | None = None
+
+
+UNCHANGED = BlockChange()
 
 
 class Linear(nn.Module):
@@ -29,8 +46,9 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs).t())
         self.register_parameter("bias", nn.Parameter(torch.empty(outputs)) if bias else None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+    def forward(self, x: Tensor, change: RowChange | None = None) -> Tensor:
+        y = torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        return y if change is None else add_change_below(y, x, change)
 
 
 class Mlp(nn.Module):
@@ -41,8 +59,8 @@ class Mlp(nn.Module):
         self.fc1 = Linear(width, hidden)
         self.fc2 = Linear(hidden, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+    def forward(self, x: Tensor, change: BlockChange = UNCHANGED) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x, change.fc1), approximate="tanh"), change.fc2)
 
 
 def split_heads(packed: Tensor, rows: int, parts: int, heads: int) -> tuple[Tensor, ...]:

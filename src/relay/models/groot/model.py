@@ -18,14 +18,24 @@ import torch
 from torch import Tensor, nn
 
 from relay.models.groot.config import GrootConfig
-from relay.models.groot.dit import DiffusionTransformer, Look, Modulation, time_code
+from relay.models.groot.dit import (
+    SAME_DIT,
+    SAME_TIME,
+    DiffusionTransformer,
+    DitChange,
+    Look,
+    Modulation,
+    TimeChange,
+    modulations,
+    time_code,
+)
 from relay.models.groot.embodiment_maps import EmbodimentMaps
 from relay.models.groot.features import FeatureAdaptation
 from relay.models.groot.language import LanguageModel
-from relay.models.groot.layers import key_bias
-from relay.models.groot.vision import Grid, VisionTower
+from relay.models.groot.layers import BlockChange, key_bias
+from relay.models.groot.vision import SAME_VISION, Grid, VisionChange, VisionTower
 
-_TABULATED_STEPS = 256
+TABULATED_STEPS = 256
 """Most steps whose tables are kept: 55 MB at full size."""
 
 
@@ -57,6 +67,8 @@ class GrootInputs:
         noise: (rows, action_horizon, max_action_dim).
         slot: whose maps are used.
         num_steps: denoising steps.
+        change: what the rows' adapters change.
+        steps: what each row is told of the time, where adapters change that; else the network's own.
     """
 
     patches: Tensor
@@ -71,6 +83,26 @@ class GrootInputs:
     noise: Tensor
     slot: int
     num_steps: int
+    change: NetworkChange | None = None
+    steps: Sequence[Step] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkChange:
+    """What adapters change, row by row, without what depends on the time alone: that is told by `Step`.
+
+    Attributes:
+        vision: by image.
+        language, adaptation: for each block; empty where no row changes any.
+    """
+
+    vision: VisionChange = SAME_VISION
+    language: Sequence[BlockChange] = ()
+    adaptation: Sequence[BlockChange] = ()
+    dit: DitChange = SAME_DIT
+
+
+NO_CHANGE = NetworkChange()
 
 
 class Seen(NamedTuple):
@@ -80,11 +112,13 @@ class Seen(NamedTuple):
         looks: of each block that looks at it.
         state: (rows, 1, width), the state's token.
         positions: (rows * action_horizon, width), added to each action.
+        change: what adapters change about the diffusion transformer.
     """
 
     looks: list[Look]
     state: Tensor
     positions: Tensor
+    change: DitChange
 
 
 class Step(NamedTuple):
@@ -92,6 +126,20 @@ class Step(NamedTuple):
 
     modulations: list[Modulation]
     time_bias: Tensor
+
+
+class Schedule(NamedTuple):
+    """What the steps of a call know of the time.
+
+    Attributes:
+        norms: (2, steps, norms, width), as `modulate` makes it.
+        time_biases: (steps, width).
+        steps: the same, step by step.
+    """
+
+    norms: Tensor
+    time_biases: Tensor
+    steps: list[Step]
 
 
 class Groot(nn.Module):
@@ -110,7 +158,7 @@ class Groot(nn.Module):
         self.dit = DiffusionTransformer(config)
         self.maps = nn.ModuleDict({str(slot): EmbodimentMaps(config) for slot in slots})
         self.action_positions = nn.Parameter(torch.empty(config.max_seq_len, config.input_embedding_dim))
-        self._steps: dict[tuple[int, int], list[Step]] = {}
+        self._schedules: dict[tuple[int, int], Schedule] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -130,14 +178,14 @@ class Groot(nn.Module):
         """Integrate the flow from noise to actions, (rows, action_horizon, max_action_dim) float32, normalized."""
         seen = self.look(inputs)
         x = inputs.noise.to(torch.float32).flatten(0, 1)  # float32 whatever the weights are
-        for step in self.steps(inputs.num_steps, inputs.slot):
+        for step in inputs.steps or self.schedule(inputs.num_steps, inputs.slot).steps:
             velocity = self.denoise_step(x, step, seen, inputs.slot)
             x = torch.add(x, velocity, alpha=1 / inputs.num_steps)
         return x.view(inputs.noise.shape)
 
     def look(self, inputs: GrootInputs) -> Seen:
         """Everything that is done once per request."""
-        rows, horizon = len(inputs.tokens), self.config.action_horizon
+        rows, horizon, change = len(inputs.tokens), self.config.action_horizon, inputs.change or NO_CHANGE
         features = self.adapt(self.backbone(inputs), inputs)
         looks = self.dit.look(
             features.index_select(0, inputs.text.places),
@@ -145,50 +193,56 @@ class Groot(nn.Module):
             rows,
             self._bias(inputs.text.lengths, len(inputs.text.places) // rows),
             self._bias(inputs.images.lengths, len(inputs.images.places) // rows),
+            change.dit,
         )
         maps = self._maps(inputs.slot)
         state = maps.embed_state(inputs.state.to(self.dtype))[:, None]  # (rows, 1, width)
         positions = self.action_positions[:horizon] + maps.action_out.bias
-        return Seen(looks, state, positions if rows == 1 else positions.repeat(rows, 1))
+        return Seen(looks, state, positions if rows == 1 else positions.repeat(rows, 1), change.dit)
 
     def backbone(self, inputs: GrootInputs) -> Tensor:
         """Features of all tokens, (rows * n, backbone_embedding_dim)."""
-        seen = self.vision(inputs.patches, inputs.grids)
-        return self.language(inputs.tokens, inputs.positions, inputs.image_places, seen.tokens, seen.deepstack)
+        change = inputs.change or NO_CHANGE
+        seen = self.vision(inputs.patches, inputs.grids, change.vision)
+        return self.language(
+            inputs.tokens, inputs.positions, inputs.image_places, seen.tokens, seen.deepstack, change.language
+        )
 
     def adapt(self, features: Tensor, inputs: GrootInputs) -> Tensor:
         """The backbone's features as the diffusion transformer sees them, of the same shape."""
         rows, longest = inputs.tokens.shape
-        return self.adaptation(features, rows, self._bias(inputs.lengths, longest))
+        changes = (inputs.change or NO_CHANGE).adaptation
+        return self.adaptation(features, rows, self._bias(inputs.lengths, longest), changes)
 
     def denoise_step(self, x: Tensor, step: Step, seen: Seen, slot: int) -> Tensor:
         """The velocity at x (rows * action_horizon, max_action_dim) float32, same shape, in the weights' dtype."""
         maps, rows = self._maps(slot), len(seen.state)
         actions = maps.embed_actions(x.to(self.dtype), step.time_bias, seen.positions)
         sequence = torch.cat((seen.state, actions.view(rows, -1, actions.shape[-1])), 1)
-        out = self.dit(sequence.flatten(0, 1), step.modulations, seen.looks)
+        out = self.dit(sequence.flatten(0, 1), step.modulations, seen.looks, seen.change)
         of_actions = out.view(rows, -1, out.shape[-1])[:, 1:].flatten(0, 1)  # (rows * action_horizon, hidden_size)
         return maps.decode(of_actions)
 
-    def steps(self, num_steps: int, slot: int) -> list[Step]:
+    def schedule(self, num_steps: int, slot: int) -> Schedule:
         """The schedule of so many steps; made once, and kept while there is room."""
-        steps = self._steps.pop((num_steps, slot), None) or self._make_steps(num_steps, slot)
-        self._steps[num_steps, slot] = steps
-        while sum(map(len, self._steps.values())) > _TABULATED_STEPS and len(self._steps) > 1:
-            del self._steps[next(iter(self._steps))]  # the one that was used longest ago
-        return steps
+        schedule = self._schedules.pop((num_steps, slot), None) or self.make_schedule(num_steps, slot)
+        self._schedules[num_steps, slot] = schedule
+        while sum(steps for steps, _ in self._schedules) > TABULATED_STEPS and len(self._schedules) > 1:
+            del self._schedules[next(iter(self._schedules))]  # the one that was used longest ago
+        return schedule
 
-    def _make_steps(self, num_steps: int, slot: int) -> list[Step]:
+    def make_schedule(self, num_steps: int, slot: int, change: TimeChange = SAME_TIME) -> Schedule:
+        """A schedule of so many steps, with what an adapter changes about it."""
         whole = [int(i / num_steps * self.config.num_timestep_buckets) for i in range(num_steps)]
         times = torch.tensor(whole, dtype=torch.float32, device=self.device)
         codes = time_code(times, self.config.input_embedding_dim).to(self.dtype)
-        biases = self._maps(slot).time_bias(codes).unbind(0)
-        return [Step(*parts) for parts in zip(self.dit.modulate(times), biases, strict=True)]
+        norms, biases = self.dit.modulate(times, change), self._maps(slot).time_bias(codes)
+        return Schedule(norms, biases, _steps(norms, biases))
 
     def with_parameters(self, changed: Mapping[str, Tensor]) -> Groot:
         """A network with other values for some parameters, by name, which shares all others with this one."""
         shared: dict[int, Any] = {id(parameter): parameter for parameter in self.parameters()}
-        other = copy.deepcopy(self, {**shared, id(self._steps): {}, id(self.vision._places): {}})
+        other = copy.deepcopy(self, {**shared, id(self._schedules): {}, id(self.vision._places): {}})
         for name, value in changed.items():
             owner, _, attribute = name.rpartition(".")
             setattr(other.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
@@ -199,3 +253,15 @@ class Groot(nn.Module):
 
     def _bias(self, lengths: Tensor | None, longest: int) -> Tensor | None:
         return None if lengths is None else key_bias(lengths, longest, self.dtype)
+
+
+def beside_each_other(schedules: Sequence[Schedule]) -> list[Step]:
+    """The steps of rows with a schedule each, of one number of steps and embodiment."""
+    if all(schedule is schedules[0] for schedule in schedules):
+        return schedules[0].steps
+    norms = torch.stack([schedule.norms for schedule in schedules], -2)  # (2, steps, norms, rows, width)
+    return _steps(norms[..., None, :], schedules[0].time_biases)
+
+
+def _steps(norms: Tensor, time_biases: Tensor) -> list[Step]:
+    return [Step(*parts) for parts in zip(modulations(norms), time_biases.unbind(0), strict=True)]

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from relay.models.groot.config import VisionSizes
 from relay.models.groot.layers import (
+    UNCHANGED,
+    BlockChange,
     Linear,
     Mlp,
     Rotation,
@@ -57,6 +59,17 @@ class Places(NamedTuple):
     tables: Rotation
 
 
+class VisionChange(NamedTuple):
+    """What adapters change about the vision tower, image by image; empty where they change nothing."""
+
+    blocks: Sequence[BlockChange] = ()
+    deepstack: Sequence[BlockChange] = ()
+    merger: BlockChange = UNCHANGED
+
+
+SAME_VISION = VisionChange()
+
+
 class VisionTower(nn.Module):
     """Patches to tokens of the language model's width."""
 
@@ -71,13 +84,14 @@ class VisionTower(nn.Module):
         self.merger = Merger(sizes, norm_merged=False)
         self._places: dict[Grid, Places] = {}
 
-    def forward(self, patches: Tensor, grids: Sequence[Grid]) -> Seen:
+    def forward(self, patches: Tensor, grids: Sequence[Grid], change: VisionChange = SAME_VISION) -> Seen:
         """Embed images.
 
         Args:
             patches: (images, patches, 3 * patch * patch) uint8, or already scaled to [-1, 1]: channels first in each,
                 the patches of a merged token beside each other; as many as the largest image has.
             grids: of each image.
+            change: what the images' adapters change.
         """
         images, longest, _ = patches.shape
         places, bias = self._place(grids, longest)
@@ -87,10 +101,12 @@ class VisionTower(nn.Module):
         x = (x.view(images, longest, -1) + places.positions).flatten(0, 1)
         deepstack: list[Tensor] = []
         for i, block in enumerate(self.blocks):
-            x = block(x, images, places.tables, bias)
+            x = block(x, images, places.tables, bias, change.blocks[i] if change.blocks else UNCHANGED)
             if i in self.sizes.deepstack:
-                deepstack.append(self.deepstack[len(deepstack)](x))
-        tokens = self.merger(x)  # (images * patches / 4, output_width)
+                level = len(deepstack)
+                of_level = change.deepstack[level] if change.deepstack else UNCHANGED
+                deepstack.append(self.deepstack[level](x, of_level))
+        tokens = self.merger(x, change.merger)  # (images * patches / 4, output_width)
         if bias is None:
             return Seen(tokens, deepstack)
         real = self._real_tokens(grids, longest, tokens.device)
@@ -162,12 +178,12 @@ class VisionBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(sizes.width, eps=_EPSILON)
         self.mlp = Mlp(sizes.width, sizes.mlp)
 
-    def forward(self, x: Tensor, images: int, tables: Rotation, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, images: int, tables: Rotation, bias: Tensor | None, change: BlockChange) -> Tensor:
         # Turning the values by nothing costs less than taking them apart from queries and keys first.
-        packed = self.qkv(self.attention_norm(x)).view(images, -1, 3, self.heads, x.shape[-1] // self.heads)
+        packed = self.qkv(self.attention_norm(x), change.qkv).view(images, -1, 3, self.heads, x.shape[-1] // self.heads)
         q, k, v = rotate(packed, tables).permute(2, 0, 3, 1, 4).unbind(0)
-        x = x + self.out(attend(q, k, v, bias))
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.out(attend(q, k, v, bias), change.out)
+        return x + self.mlp(self.mlp_norm(x), change)
 
 
 class Merger(nn.Module):
@@ -181,6 +197,6 @@ class Merger(nn.Module):
         self.fc1 = Linear(merged, merged)
         self.fc2 = Linear(merged, sizes.output_width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, change: BlockChange) -> Tensor:
         x = self.norm(x.view(-1, self.merged)) if self.norm_merged else self.norm(x).view(-1, self.merged)
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(F.gelu(self.fc1(x, change.fc1)), change.fc2)

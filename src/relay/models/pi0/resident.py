@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relay.engine.adapter_rows import ChangeTables, RowChange
+from relay.engine.adapter_rows import ChangeTables, RowChange, groups
 from relay.models.pi0.adapters import Pi0Adapter, linear_shapes, with_changes
 from relay.models.pi0.gemma import BlockChange
 from relay.models.pi0.model import Inputs, NetworkChange, Pi0, StepTable
@@ -48,19 +48,7 @@ class ResidentAdapters:
     def groups(self, rows: Sequence[Pi0Adapter | None]) -> list[list[int]]:
         """Row numbers that can be run together: a network of one's own is run alone, and no more adapters than fit."""
         self._fit(rows)
-        alone: dict[Pi0Adapter, list[int]] = {}
-        shared: list[tuple[set[Pi0Adapter], list[int]]] = []
-        for number, adapter in enumerate(rows):
-            if adapter is not None and adapter.alone:
-                alone.setdefault(adapter, []).append(number)
-                continue
-            wanted = set() if adapter is None else {adapter}
-            group = next((group for group in shared if len(group[0] | wanted) <= self.capacity), None)
-            if group is None:
-                shared.append(group := (set(), []))
-            group[0].update(wanted)
-            group[1].append(number)
-        return [*(numbers for _, numbers in shared), *alone.values()]
+        return groups(rows, self.capacity)
 
     def apply(self, inputs: Inputs, rows: Sequence[Pi0Adapter | None], images: Sequence[int]) -> tuple[Pi0, Inputs]:
         """The network that runs one of the groups, and its inputs with what the rows' adapters change.
@@ -69,7 +57,7 @@ class ResidentAdapters:
             rows: the adapter of each row.
             images: how many of the images belong to each row.
         """
-        self._fit(rows)
+        self._keep(rows)
         residents = {adapter: self._resident(adapter) for adapter in dict.fromkeys(rows) if adapter is not None}
         if not residents:
             return self._model, inputs
@@ -110,7 +98,7 @@ class ResidentAdapters:
         """
         if any(adapter is not None and (adapter.alone or adapter.own_vision) for adapter in rows):
             return False
-        self._fit(rows)
+        self._keep(rows)
         slots = [0 if adapter is None else self._resident(adapter).slot for adapter in rows]
         return self._tables.gather([*slots, *[0] * (padded - len(slots))], buffers)
 
@@ -131,6 +119,11 @@ class ResidentAdapters:
         network = with_changes(self._model, adapter.source, adapter.own) if adapter.own else self._model
         self._residents[adapter] = resident = _Resident(slot, network)
         return resident
+
+    def _keep(self, rows: Sequence[Pi0Adapter | None]) -> None:
+        """Make tables only where rows came without `groups`: those made anew since then could hold fewer adapters."""
+        if not self._fitting.issuperset(adapter for adapter in rows if adapter is not None):
+            self._fit(rows)
 
     def _fit(self, rows: Sequence[Pi0Adapter | None]) -> None:
         """Make tables that take every adapter that is held, and those of requests that came before a change."""
