@@ -174,7 +174,9 @@ async def test_after_a_fault_the_next_reading_counts(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("left", [ApiKeys(), None], ids=["no keys", "an error"])
-async def test_a_reading_of_ones_own_cannot_open_the_server_to_everybody(left: ApiKeys | None) -> None:
+async def test_a_reading_of_ones_own_cannot_open_the_server_to_everybody(
+    left: ApiKeys | None, caplog: pytest.LogCaptureFixture
+) -> None:
     def reread() -> Credentials:
         if left is None:
             raise RuntimeError("the vault is shut")
@@ -184,6 +186,8 @@ async def test_a_reading_of_ones_own_cannot_open_the_server_to_everybody(left: A
     async with running(api_keys=keys, reread=reread) as server:
         await server.reread_credentials()
         assert (await lets_in(server, ALICE), await lets_in(server, BOB)) == (True, False)
+    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert (error.exc_info is not None) == (left is None)  # where it was raised, if nobody foresaw it
 
 
 async def test_the_direct_ports_certificate_and_the_announced_digest_change_together(folder: Folder) -> None:
