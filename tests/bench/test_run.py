@@ -13,8 +13,9 @@ import relay
 from relay.bench import calls
 from relay.bench.calls import Call
 from relay.bench.codecs import COMPARED
+from relay.bench.parameters import Parameters
 from relay.bench.report import as_json
-from relay.bench.run import Parameters, measure
+from relay.bench.run import measure
 from relay.protocol.images import Codec
 
 URL = "ws://gpu-box:8000"
@@ -38,7 +39,7 @@ class Clock:
 
 
 class Server:
-    """Takes long for the first answers; keeps under which codecs it was connected to and asked, and when it answered."""
+    """Takes long for the first answers; keeps under which codecs it was opened and asked, and when it answered."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -93,20 +94,20 @@ def server(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def test_the_calls_that_warm_up_are_in_no_percentile(server: Server) -> None:
-    numbers = as_json(measure(Parameters(URL, calls=6, warm_up=SLOW_CALLS, codec_rounds=0, frame_size=8)))
+    numbers = as_json(measure(Parameters(url=URL, calls=6, warm_up=SLOW_CALLS, codec_rounds=0, frame_size=8)))
     assert len(server.asked) == SLOW_CALLS + 6
     assert numbers["counted"] == len(numbers["calls"]) == 6
     assert numbers["whole_ms"] == pytest.approx({"p50": 1.0, "p90": 1.0, "p99": 1.0})
 
 
 def test_without_warm_up_the_first_calls_count(server: Server) -> None:
-    numbers = as_json(measure(Parameters(URL, calls=6, warm_up=0, codec_rounds=0, frame_size=8)))
+    numbers = as_json(measure(Parameters(url=URL, calls=6, warm_up=0, codec_rounds=0, frame_size=8)))
     assert len(server.asked) == 6
     assert numbers["whole_ms"]["p50"] == pytest.approx(2000.0)
 
 
 def test_the_interval_lies_between_an_answer_and_the_next_question(server: Server, clock: Clock) -> None:
-    measurement = measure(Parameters(URL, calls=5, warm_up=SLOW_CALLS, codec_rounds=0, interval=0.25, frame_size=8))
+    measurement = measure(Parameters(url=URL, calls=5, warm_up=SLOW_CALLS, codec_rounds=0, interval=0.25, frame_size=8))
     assert clock.slept == [0.25] * 4  # none before the first call that counts, none after the last
     counted = server.answered[SLOW_CALLS:]
     gaps = [later - earlier for earlier, later in pairwise(counted)]
@@ -115,20 +116,20 @@ def test_the_interval_lies_between_an_answer_and_the_next_question(server: Serve
 
 
 def test_without_an_interval_nothing_pauses(server: Server, clock: Clock) -> None:
-    measure(Parameters(URL, calls=5, warm_up=2, codec_rounds=3, frame_size=8))
+    measure(Parameters(url=URL, calls=5, warm_up=2, codec_rounds=3, frame_size=8))
     assert clock.slept == []
 
 
 @pytest.mark.parametrize("codec", [Codec.RAW, Codec.LOSSLESS, Codec.JPEG_Q98])
 def test_every_call_goes_under_the_codec_that_was_chosen(server: Server, codec: Codec) -> None:
-    measurement = measure(Parameters(URL, calls=3, warm_up=2, codec=codec, codec_rounds=0, frame_size=8))
+    measurement = measure(Parameters(url=URL, calls=3, warm_up=2, codec=codec, codec_rounds=0, frame_size=8))
     assert server.asked == [codec] * 5
     assert measurement.sent is codec
 
 
 @pytest.mark.parametrize("codec", [Codec.JPEG_Q50, Codec.JPEG_Q98], ids=["one of those compared", "another"])
 def test_after_codecs_were_compared_the_calls_that_count_go_under_the_chosen_one(server: Server, codec: Codec) -> None:
-    measurement = measure(Parameters(URL, calls=3, warm_up=2, codec=codec, codec_rounds=2, frame_size=8))
+    measurement = measure(Parameters(url=URL, calls=3, warm_up=2, codec=codec, codec_rounds=2, frame_size=8))
     warming, compared, counted = server.asked[:2], server.asked[2:-3], server.asked[-3:]
     assert warming + counted == [codec] * 5
     assert compared == [*COMPARED] * 3  # a turn to warm up, and two that count
