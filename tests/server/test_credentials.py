@@ -157,7 +157,8 @@ async def test_if_one_file_is_wrong_all_stays_as_it_was_and_the_log_says_why(
         assert await shown_by(server, **with_key(ALICE)) == before
         with pytest.raises(InvalidStatus):
             await shown_by(server, **with_key(BOB))
-    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    (error,) = [record for record in caplog.records if record.name == "relay.server.credentials"]
+    assert error.levelno == logging.ERROR
     assert error.getMessage().startswith("API keys and certificates stay as they were: ")
     assert error.exc_info is None
     assert re.search(says, error.getMessage())
@@ -186,7 +187,8 @@ async def test_a_reading_of_ones_own_cannot_open_the_server_to_everybody(
     async with running(api_keys=keys, reread=reread) as server:
         await server.reread_credentials()
         assert (await lets_in(server, ALICE), await lets_in(server, BOB)) == (True, False)
-    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    (error,) = [record for record in caplog.records if record.name == "relay.server.credentials"]
+    assert error.levelno == logging.ERROR
     assert (error.exc_info is not None) == (left is None)  # where it was raised, if nobody foresaw it
 
 
