@@ -5,6 +5,7 @@ No image is built here: there is no Docker engine in the project's checks.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -102,6 +103,21 @@ def test_hadolint_finds_nothing_in_the_dockerfile(dockerfile: Path) -> None:
 @needs_deploy_tools
 def test_the_manifests_are_kubernetes_own_without_unknown_keys() -> None:
     command = [str(TOOLS / "kubernetes-validate"), "--strict", str(DEPLOY / "kubernetes/relay.yaml")]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@needs_deploy_tools
+def test_the_manifests_stay_valid_with_the_peers_that_the_document_adds(tmp_path: Path) -> None:
+    (peers,) = re.findall(
+        r"```yaml\n(- namespaceSelector:.*?)```", (ROOT / "docs/deployment.md").read_text("utf-8"), re.S
+    )
+    policy = copy.deepcopy(NETWORK_POLICY)
+    policy["spec"]["ingress"][0]["from"] += yaml.safe_load(peers)
+    assert len(policy["spec"]["ingress"][0]["from"]) == 3
+    manifest = tmp_path / "relay.yaml"
+    manifest.write_text(yaml.safe_dump(policy))
+    command = [str(TOOLS / "kubernetes-validate"), "--strict", str(manifest)]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
