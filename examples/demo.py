@@ -14,7 +14,7 @@ from websockets.exceptions import InvalidURI
 
 import relay
 from relay.bench.command import run
-from relay.bench.run import Parameters
+from relay.bench.parameters import Parameters
 from relay.client.settings import policy_url
 
 

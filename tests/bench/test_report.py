@@ -9,8 +9,9 @@ import pytest
 
 from relay.bench.calls import Call
 from relay.bench.codecs import CodecFigures
+from relay.bench.parameters import Parameters
 from relay.bench.report import as_json, as_text
-from relay.bench.run import Measurement, Parameters
+from relay.bench.run import Measurement
 from relay.bench.stages import Link
 from relay.protocol.images import Codec
 
@@ -20,7 +21,7 @@ RELAYS = {"parse_ms": 1.0, "prepare_ms": 2.0, "queue_ms": 3.0, "model_ms": 4.0, 
 def measurement(server: dict[str, float], **fields: Any) -> Measurement:
     calls = [Call(50.0 + index, 5.0, 42.0 + index, 1000, 100, server) for index in range(20)]
     facts: dict[str, Any] = {
-        "parameters": Parameters("ws://user:secret@gpu-box:8000/?key=secret", calls=20),
+        "parameters": Parameters(url="ws://user:secret@gpu-box:8000/?key=secret", calls=20),
         "sent": Codec.JPEG_Q90,
         "route": "proxied",
         "metadata": {"model": "pi05", "odd": b"\x00"},

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import socket
 import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from http import HTTPStatus
 from typing import Any
@@ -64,6 +65,57 @@ async def test_an_opened_policy_may_be_entered_too(url: str) -> None:
     async with policy as entered:
         assert entered is policy
         assert first_action(await policy.infer(state(3))) == 3
+
+
+async def in_a_fork(work: Callable[[], Coroutine[Any, Any, object]]) -> str:
+    """What becomes of work that a forked child does on an event loop of its own: "done", or the error's text."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(asyncio.wait_for(work(), 10))
+            said = "done"
+        except BaseException as error:
+            said = str(error)
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as pipe:
+        said = await asyncio.to_thread(pipe.read)
+    os.waitpid(child, 0)
+    return said
+
+
+forking = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+@forking
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+async def test_a_policy_does_not_cross_a_fork(url: str) -> None:
+    async with AsyncPolicy(url) as policy:
+        for use in (lambda: policy.infer(state(1)), policy.reset, policy.__aenter__):
+            assert "before a fork" in await in_a_fork(use)
+        assert first_action(await policy.infer(state(2))) == 2
+
+
+@forking
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+async def test_closing_a_forks_copy_leaves_the_connection_to_the_process_that_opened_it(url: str) -> None:
+    async with AsyncPolicy(url) as policy:
+        assert await in_a_fork(policy.close) == "done"
+        assert first_action(await policy.infer(state(2))) == 2
+
+
+@forking
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+async def test_a_policy_that_was_not_open_may_be_opened_in_a_fork(url: str) -> None:
+    policy = AsyncPolicy(url)
+
+    async def use() -> None:
+        async with policy:
+            await policy.infer(state(1))
+
+    assert await in_a_fork(use) == "done"
 
 
 async def test_opening_an_opened_policy_makes_no_second_connection(servers: LoopbackServers) -> None:

@@ -540,7 +540,7 @@ def test_leaving_the_with_block_closes_the_connection(opened: Opener) -> None:
 
 def test_a_policy_does_not_cross_a_fork(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, _ = opened(REPLY)
-    monkeypatch.setattr("relay.client.conversation.os.getpid", lambda: -1)
+    monkeypatch.setattr("relay.client.exchange.os.getpid", lambda: -1)
     with pytest.raises(RuntimeError, match="before a fork"):
         policy.infer(OBSERVATION)
 
@@ -550,7 +550,7 @@ def test_closing_a_forks_copy_leaves_the_connection_to_the_process_that_opened_i
 ) -> None:
     policy, connection = opened(REPLY)
     with monkeypatch.context() as forked:
-        forked.setattr("relay.client.conversation.os.getpid", lambda: -1)
+        forked.setattr("relay.client.exchange.os.getpid", lambda: -1)
         policy.close()
     assert not connection.closed
     policy.close()

@@ -22,7 +22,7 @@ from websockets.frames import Close
 from websockets.http11 import Request, Response
 
 import relay
-from relay.client import cold_start
+from relay.client import cold_start, dialing
 from relay.protocol import msgpack_numpy
 
 SERVE = openpi_server(echo_state, METADATA)
@@ -147,7 +147,7 @@ def test_a_handshake_without_an_answer_is_tried_again(monkeypatch: pytest.Monkey
 
 
 def test_a_name_that_is_not_known_yet_is_tried_again(servers: LoopbackServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect = socket.create_connection
+    connect = dialing.connected
     attempts = itertools.count()
 
     def unknown_at_first(*args: Any, **kwargs: Any) -> socket.socket:
@@ -155,7 +155,7 @@ def test_a_name_that_is_not_known_yet_is_tried_again(servers: LoopbackServers, m
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return connect(*args, **kwargs)
 
-    monkeypatch.setattr(socket, "create_connection", unknown_at_first)
+    monkeypatch.setattr(dialing, "connected", unknown_at_first)
     connect_and_close(servers.start(SERVE))
 
 

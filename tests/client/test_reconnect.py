@@ -567,21 +567,27 @@ def test_a_client_closed_in_a_gap_stays_closed(name: str, servers: LoopbackServe
 
 
 @every_client
-@pytest.mark.parametrize("silent", [False, True], ids=["refused", "no greeting"])
-def test_close_ends_the_waiting_of_another_thread(name: str, silent: bool, servers: LoopbackServers) -> None:
+@pytest.mark.parametrize("state_of_things", ["refused", "no answer to the upgrade", "no greeting"])
+def test_close_ends_the_waiting_of_another_thread(
+    name: str, state_of_things: str, servers: LoopbackServers, caplog: pytest.LogCaptureFixture
+) -> None:
     server = Server()
     with behind_proxy(servers, server) as proxy, each_client(name, proxy.url, reconnect="always") as client:
         ask(client, 1)
-        server.silent = silent
-        if not silent:
+        server.silent = state_of_things == "no greeting"
+        proxy.to_server.swallow = state_of_things == "no answer to the upgrade"
+        if state_of_things == "refused":
             proxy.refuse()
         cut(proxy)
         closing = threading.Timer(0.3, client.close)
         closing.start()
+        began = time.monotonic()
         with pytest.raises(ConnectionClosed):
             client.infer(state(2))
         closing.join()
+        assert time.monotonic() - began < 6  # the upgrade alone might take 10 s
         assert client.reconnects == 0
+    assert "closed during" not in caplog.text  # which would be our own doing
 
 
 @pytest.mark.parametrize("name", ["Policy", "PolicyClient"])

@@ -5,6 +5,7 @@ No image is built here: there is no Docker engine in the project's checks.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -28,7 +29,7 @@ from relay.server.settings import ServerSettings
 DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
 COMPOSE = yaml.safe_load((DEPLOY / "docker/compose.yaml").read_text("utf-8"))
 PROMETHEUS = yaml.safe_load((DEPLOY / "docker/prometheus.yml").read_text("utf-8"))
-DEPLOYMENT, SERVICE = yaml.safe_load_all((DEPLOY / "kubernetes/relay.yaml").read_text("utf-8"))
+DEPLOYMENT, SERVICE, NETWORK_POLICY = yaml.safe_load_all((DEPLOY / "kubernetes/relay.yaml").read_text("utf-8"))
 POD = DEPLOYMENT["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 
@@ -106,6 +107,21 @@ def test_the_manifests_are_kubernetes_own_without_unknown_keys() -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
+@needs_deploy_tools
+def test_the_manifests_stay_valid_with_the_peers_that_the_document_adds(tmp_path: Path) -> None:
+    (peers,) = re.findall(
+        r"```yaml\n(- namespaceSelector:.*?)```", (ROOT / "docs/deployment.md").read_text("utf-8"), re.S
+    )
+    policy = copy.deepcopy(NETWORK_POLICY)
+    policy["spec"]["ingress"][0]["from"] += yaml.safe_load(peers)
+    assert len(policy["spec"]["ingress"][0]["from"]) == 3
+    manifest = tmp_path / "relay.yaml"
+    manifest.write_text(yaml.safe_dump(policy))
+    command = [str(TOOLS / "kubernetes-validate"), "--strict", str(manifest)]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
 @pytest.mark.skipif(
     shutil.which("docker") is None
     or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode != 0,
@@ -127,9 +143,17 @@ def test_compose_builds_what_there_is_and_leaves_time_to_drain() -> None:
         assert service["deploy"]["resources"]["limits"]["memory"]
 
 
-def test_the_server_without_keys_is_published_to_its_own_machine_only() -> None:
+def test_every_port_is_published_to_its_own_machine_unless_an_address_is_given() -> None:
+    published = {name: port for name, service in COMPOSE["services"].items() for port in service["ports"]}
+    assert sorted(published) == ["demo", "prometheus", "server"]
+    for port in published.values():
+        assert re.match(r"127\.0\.0\.1:|\$\{ADDRESS:-127\.0\.0\.1\}:", port)
+
+
+def test_only_servers_that_ask_for_keys_can_be_published_beyond_their_machine() -> None:
+    published = {name: port for name, service in COMPOSE["services"].items() for port in service["ports"]}
+    assert [name for name, port in published.items() if "ADDRESS" in port] == ["server"]
     assert "--insecure" in COMMANDS["demo"]
-    assert all(port.startswith("127.0.0.1:") for port in COMPOSE["services"]["demo"]["ports"])
     for name in ("server", "compose", "kubernetes"):
         assert "--insecure" not in COMMANDS[name]
 
@@ -168,6 +192,19 @@ def test_the_service_finds_the_pods() -> None:
     labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
     assert SERVICE["spec"]["selector"] == labels == DEPLOYMENT["spec"]["selector"]["matchLabels"]
     assert [port["targetPort"] for port in SERVICE["spec"]["ports"]] == ["policy"]
+
+
+def test_the_policy_of_the_network_lets_clients_to_the_server_and_monitoring_to_the_numbers_and_nobody_else() -> None:
+    policy = NETWORK_POLICY["spec"]
+    assert policy["podSelector"] == DEPLOYMENT["spec"]["selector"]
+    assert "Ingress" in policy["policyTypes"]
+    allowed = {port["port"]: rule["from"] for rule in policy["ingress"] for port in rule["ports"]}
+    assert all(rule["from"] and rule["ports"] for rule in policy["ingress"])  # without one it would hold for everybody
+    assert allowed == {
+        8000: [{"podSelector": {"matchLabels": {"relay-client": "true"}}}],
+        9100: [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+    }
+    assert sorted(allowed) == sorted(port["containerPort"] for port in CONTAINER["ports"])
 
 
 def test_no_image_comes_without_a_version() -> None:

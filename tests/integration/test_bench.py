@@ -65,6 +65,16 @@ def test_the_table_is_printed_with_every_stage_and_the_numbers_add_up(
     assert "take " in printed
 
 
+def test_frames_go_as_the_chosen_codec_makes_them(demo_url: str, measured: Measure) -> None:
+    sent = {
+        codec: measured(demo_url, "--codec", codec, "--calls", "2", "--warm-up", "0", "--codec-rounds", "0")
+        for codec in ("RAW", "LOSSLESS", "JPEG_Q90", "JPEG_Q50")
+    }
+    assert [numbers["sent_as"] for numbers in sent.values()] == list(sent)
+    sizes = [numbers["bytes_sent"] for numbers in sent.values()]
+    assert sizes == sorted(set(sizes), reverse=True)
+
+
 def test_a_slow_links_share_shows_and_a_smaller_codec_is_advised(
     demo_url: str, measured: Measure, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from websockets.exceptions import WebSocketException
 
+from relay.bench.parameters import Parameters
 from relay.bench.plot import NoMatplotlib, save_plot
 from relay.bench.report import as_json, as_text
-from relay.bench.run import Parameters, Progress, measure
+from relay.bench.run import Progress, measure
 
 
 def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import time
@@ -18,69 +17,17 @@ from urllib.parse import urlsplit
 import relay
 from relay.bench.calls import Call, make_calls
 from relay.bench.codecs import COMPARED, CodecFigures, compare_codecs, figures
-from relay.bench.observations import PROMPT, observations
+from relay.bench.observations import observations
+from relay.bench.parameters import Parameters
 from relay.bench.stages import Link, fitted_link
 from relay.client.access import shown
 from relay.client.peer import VLLM_PATH
 from relay.protocol.images import Codec
-from relay.protocol.limits import MAX_IMAGE_SIDE
 
 Progress = Callable[[str], None]
 
-_LONGEST_INTERVAL_S = 3600
 _LONGEST_WAIT_FOR_ROOM_S = 10.0
 """For further connections to a server that has let one in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """What is measured, and how.
-
-    Attributes:
-        url: the server's address.
-        calls: how many count.
-        warm_up: how many are made before, and left out.
-        codec: how frames are sent.
-        codec_rounds: calls under each codec that is compared; 0 compares none.
-        interval: seconds from an answer to the next question. A pause makes TCP start slowly again, as on a robot.
-        robot, observation, prompt, frame_size: what is sent; see `relay.bench.observations`.
-        direct: take a direct route if the server offers one.
-        ca_file: certificates to trust instead of the system's.
-        connect_timeout: seconds to wait for the server, which may still be loading its policy.
-        timeout: seconds to wait for each answer.
-        seed: of frames and states.
-
-    Raises:
-        ValueError: naming the one that cannot be.
-    """
-
-    url: str
-    calls: int = 100
-    warm_up: int = 5
-    codec: Codec = Codec.JPEG_Q90
-    codec_rounds: int = 10
-    interval: float = 0.0
-    robot: str | None = None
-    observation: Path | None = None
-    prompt: str = PROMPT
-    frame_size: int = 224
-    direct: bool = True
-    ca_file: Path | None = None
-    connect_timeout: float = 300.0
-    timeout: float = 60.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("calls", 1), ("warm_up", 0), ("codec_rounds", 0), ("frame_size", 8), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.frame_size > MAX_IMAGE_SIDE:
-            raise ValueError(f"frame_size must be at most {MAX_IMAGE_SIDE}, got {self.frame_size}")
-        if not 0 <= self.interval <= _LONGEST_INTERVAL_S:
-            raise ValueError(f"interval must be between 0 and {_LONGEST_INTERVAL_S} s, got {self.interval:g}")
-        for name in ("connect_timeout", "timeout"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number of seconds above 0, got {getattr(self, name):g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class ListenerOptions:
     """Seconds without a message after which clients of vLLM-Omni's endpoint are closed; 0 for never."""
 
     api_keys_file: Path | None = None
-    """File of API keys, one a line; clients must bring one of them, or of those in RELAY_API_KEYS."""
+    """File of API keys, one a line; clients must bring one of them, or of RELAY_API_KEYS; read again on SIGHUP."""
 
     insecure: bool = False
     """Listen beyond this machine without API keys: whoever reaches the port can drive the policy."""
@@ -124,7 +124,7 @@ class ListenerOptions:
     """A host name, without port, under which clients may ask for this server; any if none is given."""
 
     tls_cert: Path | None = None
-    """PEM file of the server's certificate chain; clients then connect to wss://."""
+    """PEM file of the server's certificate chain; clients then connect to wss://. Read again on SIGHUP."""
 
     tls_key: Path | None = None
     """PEM file of the certificate's private key, without a password."""

@@ -74,22 +74,27 @@ def _changed(options: PolicyOptions | ListenerOptions) -> dict[str, Any]:
 
 
 def _settings(listener: ListenerOptions) -> ServerSettings:
-    from relay.server.api_keys import read_api_keys
+    from relay.server.credentials import CredentialFiles
     from relay.server.settings import ServerSettings
-    from relay.server.tls import certificate_sha256, tls_context
 
-    direct_cert = listener.direct_tls_cert or listener.tls_cert
-    if listener.direct_fingerprint and direct_cert is None:
-        raise ValueError("--direct-fingerprint needs the certificate: give --direct-tls-cert or --tls-cert")
+    files = CredentialFiles(
+        listener.api_keys_file,
+        listener.tls_cert,
+        listener.tls_key,
+        listener.direct_tls_cert,
+        listener.direct_tls_key,
+        listener.direct_fingerprint,
+    )
+    credentials = files.read()
     return ServerSettings(
         host=listener.host,
         port=listener.port,
         idle_timeout=listener.idle_timeout,
-        api_keys=read_api_keys(listener.api_keys_file),
+        api_keys=credentials.api_keys,
         insecure=listener.insecure,
         allowed_origins=listener.allowed_origin,
         allowed_hosts=listener.allowed_host,
-        tls=tls_context(listener.tls_cert, listener.tls_key),
+        tls=credentials.tls,
         tracebacks=listener.tracebacks,
         max_connections=listener.max_connections,
         max_connections_per_key=listener.max_connections_per_key,
@@ -99,10 +104,9 @@ def _settings(listener: ListenerOptions) -> ServerSettings:
         direct_url=listener.direct_url,
         direct_host=listener.direct_host,
         direct_port=listener.direct_port,
-        direct_tls=tls_context(
-            listener.direct_tls_cert, listener.direct_tls_key, ("--direct-tls-cert", "--direct-tls-key")
-        ),
-        direct_cert_sha256=certificate_sha256(direct_cert) if direct_cert and listener.direct_fingerprint else None,
+        direct_tls=credentials.direct_tls,
+        direct_cert_sha256=credentials.direct_cert_sha256,
+        reread=files.read if files != CredentialFiles() else None,
     )
 
 

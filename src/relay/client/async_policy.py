@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from relay.client.exchange import (
     Route,
     as_openpi_map,
     check_codec,
+    check_process,
     check_reset,
     check_timeout,
 )
@@ -85,6 +87,7 @@ class AsyncPolicy:
         self._gaps = Gaps(reconnect, url, self._headers, self._access, connect_timeout) if reconnect else None
         self._open: tuple[AsyncWebSocketConnection, Exchange] | None = None
         self._opening = False
+        self._process: int | None = None
         self._bridge: Bridge | None = None
         self._closed = False
 
@@ -102,10 +105,12 @@ class AsyncPolicy:
             RuntimeError: the server serves no policy, or another task is opening this one.
             TimeoutError: no server within `connect_timeout` seconds.
         """
+        check_process(self._process)
         if self._opening:
             raise RuntimeError("another task is opening this policy: open it once, then share it")
         if self._open is None:
             self._opening = True
+            self._process = os.getpid()
             try:
                 self._open = await self._connect()
             finally:
@@ -131,6 +136,7 @@ class AsyncPolicy:
                 request may have been running, or by its fault.
         """
         check_timeout("timeout", timeout)
+        check_process(self._process)
         call = Call(timeout)
         while True:
             connection, exchange = await self._connected(call)
@@ -163,6 +169,7 @@ class AsyncPolicy:
             websockets.exceptions.ConnectionClosed: the connection is closed.
         """
         check_timeout("timeout", timeout)
+        check_process(self._process)
         connection, exchange = self._opened()
         if not exchange.peer.resets or self._is_lost:
             return  # sessions end with their connection
@@ -204,6 +211,8 @@ class AsyncPolicy:
     async def close(self) -> None:
         """Close the connection; any later `infer` raises `websockets.exceptions.ConnectionClosed`."""
         self._closed = True
+        if os.getpid() != self._process:
+            return  # the goodbye of a fork's copy would end the connection of the process that opened it
         if self._bridge is not None:
             await self._bridge.give_up()
         if self._open is not None:

@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatu
 
 from relay.client.access import DIRECT, Access, ProxyError
 from relay.client.connection import HANDSHAKE_TIMEOUT_S, WebSocketConnection, open_websocket
+from relay.client.cutoff import Cutoff
 from relay.client.direct_route import moved
 
 logger = logging.getLogger("relay.client")
@@ -31,10 +32,6 @@ _PASSING_STATUS_AGAIN: Final = _PASSING_STATUS | {404, 500}
 """What fronts answer while what is behind them starts anew; of an address that never served, 404 is a wrong path."""
 
 _PASSING_CLOSE: Final = frozenset({1012, 1013})  # server restarting, server full
-
-
-class Abandoned(Exception):
-    """Nobody waits for the connection any more."""
 
 
 def connect_when_ready(
@@ -123,6 +120,9 @@ class Waiting:
     Args:
         timeout: seconds in all; None for as long as it takes.
         again: there was a connection before, so that a few more failures are worth waiting for.
+
+    Attributes:
+        cutoff: ends the attempt that is under way when the waiting is abandoned.
     """
 
     def __init__(self, url: str, timeout: float | None, access: Access = DIRECT, *, again: bool = False) -> None:
@@ -132,7 +132,7 @@ class Waiting:
         self._due = 0.0
         self._reported: str | None = None
         self._allowed = 0.0
-        self._abandoned = threading.Event()
+        self.cutoff = Cutoff()
         self._attempted: WebSocketConnection | None = None
         self.renew(timeout)
 
@@ -163,23 +163,22 @@ class Waiting:
 
     def sleep(self, seconds: float) -> None:
         """Wait; raise `Abandoned` if that is in vain."""
-        if self._abandoned.wait(seconds):
-            raise Abandoned
+        self.cutoff.sleep(seconds)
 
     def watch(self, connection: WebSocketConnection) -> None:
         """Have `abandon` close a connection that has yet to greet."""
         self._attempted = connection
-        if self._abandoned.is_set():
+        if self.cutoff.is_cut:
             connection.close()
 
     @property
     def abandoned(self) -> bool:
         """Whether it was ended."""
-        return self._abandoned.is_set()
+        return self.cutoff.is_cut
 
     def abandon(self) -> None:
         """End the waiting, from any thread."""
-        self._abandoned.set()
+        self.cutoff.cut()
         if self._attempted is not None:
             self._attempted.close()
 
@@ -198,9 +197,11 @@ class Waiting:
         """Seconds until the next attempt after one that failed with `error`.
 
         Raises:
+            Abandoned: the attempt failed because it was ended.
             TimeoutError: naming the reason, if no time is left for another attempt.
             Exception: `error` itself, if waiting does not cure it.
         """
+        self.cutoff.check()
         reason = _passing_reason(error, self._again)
         if reason is None:
             raise error
@@ -228,7 +229,7 @@ class Waiting:
 
 
 def _attempt(url: str, headers: Mapping[str, str], waiting: Waiting, access: Access) -> WebSocketConnection:
-    connection = open_websocket(url, headers, waiting.begin_attempt(), access)
+    connection = open_websocket(url, headers, waiting.begin_attempt(), access, waiting.cutoff)
     try:
         waiting.watch(connection)
         try:

@@ -22,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from relay.client.access import DIRECT, Access, Proxy, address_of, explained, shown
+from relay.client.cutoff import Cutoff
 from relay.client.dialing import dialled
 from relay.client.tls_socket import TurnTakingSocket
 from relay.protocol.limits import (
@@ -279,13 +280,18 @@ class WebSocketConnection:
 
 
 def open_websocket(
-    url: str, headers: Mapping[str, str], timeout: float | None, access: Access = DIRECT
+    url: str,
+    headers: Mapping[str, str],
+    timeout: float | None,
+    access: Access = DIRECT,
+    cutoff: Cutoff | None = None,
 ) -> WebSocketConnection:
     """Connect once, following redirects; a redirect to another origin takes none of the caller's headers along.
 
     Args:
         timeout: seconds for TCP, TLS and upgrade together, redirects included. None waits for the answer to the
             upgrade as long as it takes: a proxy may hold it back until a server has started.
+        cutoff: with it another thread may end this; whatever was going on then fails.
 
     Raises:
         websockets.exceptions.InvalidURI: not a ws:// or wss:// URL.
@@ -293,10 +299,11 @@ def open_websocket(
         ssl.SSLCertVerificationError: the server's certificate is not to be trusted.
         OSError: no connection; `TimeoutError` after `timeout` seconds, `ProxyError` if it is the proxy that fails.
     """
+    cutoff = cutoff or Cutoff()
     deadline = None if timeout is None else monotonic() + timeout
     for _ in range(MAX_REDIRECTS + 1):
         try:
-            return WebSocketConnection(_upgrade(url, headers, deadline, access), url)
+            return WebSocketConnection(_upgrade(url, headers, deadline, access, cutoff), url)
         except Exception as error:
             url, headers = redirected(url, headers, error)
     raise too_many_redirects(url)
@@ -350,10 +357,13 @@ def limit_standstill(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * PING_TIMEOUT_S))
 
 
-def _upgrade(url: str, headers: Mapping[str, str], deadline: float | None, access: Access) -> ClientConnection:
+def _upgrade(
+    url: str, headers: Mapping[str, str], deadline: float | None, access: Access, cutoff: Cutoff
+) -> ClientConnection:
     address = address_of(url)
-    sock = _connected_socket(address.host, address.port, deadline, access.proxy)
-    return upgrade(sock, url, headers, deadline, access)
+    sock = _connected_socket(address.host, address.port, deadline, access.proxy, cutoff)
+    with cutoff.guarding(sock):
+        return upgrade(sock, url, headers, deadline, access)
 
 
 def upgrade(
@@ -380,16 +390,18 @@ def upgrade(
         raise
 
 
-def _connected_socket(host: str, port: int, deadline: float | None, proxy: Proxy | None) -> socket.socket:
+def _connected_socket(
+    host: str, port: int, deadline: float | None, proxy: Proxy | None, cutoff: Cutoff
+) -> socket.socket:
     """A socket that leads to the server, directly or through the proxy."""
     until = monotonic() + HANDSHAKE_TIMEOUT_S
     if proxy is None:
-        return dialled(host, port, until if deadline is None else deadline)
+        return dialled(host, port, until if deadline is None else deadline, cutoff)
     until = until if deadline is None else min(until, deadline)
     with proxy.named_in_errors():
-        sock = dialled(proxy.host, proxy.port, until)
+        sock = dialled(proxy.host, proxy.port, until, cutoff)
     try:
-        with proxy.named_in_errors():
+        with cutoff.guarding(sock), proxy.named_in_errors():
             sock.sendall(proxy.request(host, port))
             answer = b""
             while proxy.awaits_more(answer):

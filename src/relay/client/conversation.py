@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed
 
 from relay.client.access import shown
 from relay.client.connection import Connection
-from relay.client.exchange import RESET, Exchange, check_reset, check_timeout
+from relay.client.exchange import RESET, Exchange, check_process, check_reset, check_timeout
 from relay.client.reconnect import Call, Gaps, bridge, check_same_policy
 from relay.protocol.images import Codec
 
@@ -125,9 +125,7 @@ class Conversation:
 
         The lock is not taken here: between that and the `with` block, Ctrl-C could leave it taken for ever.
         """
-        if os.getpid() != self._process:
-            # Two processes on one connection would read each other's actions.
-            raise RuntimeError("this policy was opened before a fork: open one of its own in each process")
+        check_process(self._process)
         if self._in_use.locked():
             raise RuntimeError(
                 "this policy is busy in another thread: a policy serves one thread at a time, "

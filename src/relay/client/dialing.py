@@ -6,33 +6,60 @@ Knows no WebSocket, no TLS and no proxy.
 from __future__ import annotations
 
 import ipaddress
+import os
+import selectors
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from time import monotonic
 from typing import TypeVar
+
+from relay.client.cutoff import LOOK_S, Cutoff
 
 T = TypeVar("T")
 
 
-def dialled(host: str, port: int, deadline: float) -> socket.socket:
+def dialled(host: str, port: int, deadline: float, cutoff: Cutoff) -> socket.socket:
     """A connection to the first of the host's addresses that answers.
 
     Raises:
         TimeoutError: none did before the deadline of `time.monotonic()`.
         OSError: the host is unknown, or none of its addresses can be connected to.
+        Abandoned: it was cut off.
     """
     failure: OSError = OSError(f"no address for {host}")
-    addresses = _addresses(host, port, deadline)
+    addresses = _addresses(host, port, deadline, cutoff)
     for number, address in enumerate(addresses):
         try:
-            until = share_of(deadline, len(addresses) - number)
-            return socket.create_connection((address, port), timeout=_remaining(until))
+            return connected(address, port, share_of(deadline, len(addresses) - number), cutoff)
         except OSError as error:
             failure = error
     raise failure
+
+
+def connected(address: str, port: int, deadline: float, cutoff: Cutoff) -> socket.socket:
+    """A connection to an IP address, as `socket.create_connection` makes it, but for the cutoff."""
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    family, kind, protocol, _, end = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        with suppress(BlockingIOError):
+            sock.connect(end)
+        with selectors.DefaultSelector() as selector:
+            selector.register(sock, selectors.EVENT_WRITE)
+            while not selector.select(min(LOOK_S, _remaining(deadline))):
+                cutoff.check()
+        failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
+        sock.settimeout(_remaining(deadline))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def resolve(host: str, port: int) -> Sequence[str]:
@@ -61,17 +88,19 @@ def share_of(deadline: float, left: int) -> float:
     return monotonic() + (deadline - monotonic()) / left
 
 
-def _addresses(host: str, port: int, deadline: float) -> Sequence[str]:
+def _addresses(host: str, port: int, deadline: float, cutoff: Cutoff) -> Sequence[str]:
     try:
         ipaddress.ip_address(host)
     except ValueError:
         pass
     else:
         return [host]  # needs no look-up, and no thread
-    try:
-        return in_background(lambda: resolve(host, port)).result(_remaining(deadline))
-    except FutureTimeoutError:  # a class of its own until Python 3.11
-        raise TimeoutError(f"the look-up of {host} took too long") from None
+    looking = in_background(lambda: resolve(host, port))
+    while monotonic() < deadline:
+        if wait((looking,), min(LOOK_S, deadline - monotonic())).done:
+            return looking.result()
+        cutoff.check()
+    raise TimeoutError(f"the look-up of {host} took too long")
 
 
 def _remaining(deadline: float) -> float:

@@ -6,6 +6,7 @@ Shared by every client, blocking or not; knows no socket, no thread and no event
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -221,6 +222,12 @@ def check_reset(reply: bytes | str) -> None:
     status: object = value.get("status") if isinstance(value, dict) else None
     if not isinstance(status, str) or status != "reset successful":
         raise RuntimeError("the server did not confirm the reset")
+
+
+def check_process(opened_in: int | None) -> None:
+    """Raise `RuntimeError` in a fork of the process that opened the policy: the two would read each other's actions."""
+    if opened_in not in (None, os.getpid()):
+        raise RuntimeError("this policy was opened before a fork: open one of its own in each process")
 
 
 def check_codec(codec: object) -> None:

@@ -75,7 +75,7 @@ class Admission:
 
     def _with_ticket(self, values: Sequence[str]) -> Guest | Rejection:
         ticket = self._tickets.redeem(values[0]) if len(values) == 1 else None
-        if ticket is None:
+        if ticket is None or not self._api_keys.still_hold(ticket.tenant):
             text = f"A ticket of this server is needed, as '{TICKET_HEADER}: <ticket>'; it holds once, for 30 s.\n"
             return Rejection(HTTPStatus.UNAUTHORIZED, text)
         return Guest(ticket.tenant, ticket)

@@ -20,11 +20,28 @@ MIN_KEY_CHARACTERS = 16
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ApiKeys:
-    """The digests of all keys of one server; without any, every client is let in."""
+    """The digests of all keys of one server; without any, every client is let in.
+
+    One object for all who ask, so that keys that are replaced are replaced for all of them at once.
+    """
 
     digests: frozenset[bytes] = field(default=frozenset(), repr=False)
+    _ever: frozenset[bytes] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._ever = self.digests
+
+    def replace(self, newer: ApiKeys) -> None:
+        """Let in with these keys from now on."""
+        self.digests = newer.digests
+        self._ever |= newer.digests
+
+    @property
+    def several(self) -> bool:
+        """Whether clients with different keys may be connected: those with one that was taken out may still be."""
+        return len(self._ever) > 1
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -40,6 +57,10 @@ class ApiKeys:
         for digest in self.digests:
             found |= hmac.compare_digest(digest, given)
         return given.hex() if found else None
+
+    def still_hold(self, tenant: str) -> bool:
+        """Whether a tenant's key is one of them still; always, where none is asked for."""
+        return not self.digests or bytes.fromhex(tenant) in self.digests
 
 
 def read_api_keys(file: Path | None = None, environment: Mapping[str, str] = os.environ) -> ApiKeys:

@@ -42,6 +42,7 @@ from relay.server.admission import (
     log_terms,
 )
 from relay.server.connection import Goodbye, peer_name, serve_connection
+from relay.server.credentials import read_again
 from relay.server.dialects import NO_POLICY, VLLM_PATH, dialect_for, is_health_check, is_metrics, is_vllm
 from relay.server.direct_route import Guest, Invitation, Tickets
 from relay.server.door import Entrance
@@ -119,6 +120,8 @@ class Server:
         self._connections: dict[ServerConnection, asyncio.Task[Any]] = {}
         self._failure: LoadFailed | DeviceFault | None = None
         self._entrances: list[Entrance] = []
+        self._direct_cert_sha256 = self._settings.direct_cert_sha256
+        self._rereading = asyncio.Lock()
         self._listeners: list[Listener] = []
         self._stopping: asyncio.Future[Goodbye]
         self._drain: asyncio.Task[None] | None = None
@@ -206,6 +209,21 @@ class Server:
             await self._policies.rescan_adapters()
         except Exception:
             logger.exception("the adapters' folders could not be looked through")
+
+    async def reread_credentials(self) -> None:
+        """Take API keys and certificates from their files for whoever comes from now on; faults are logged."""
+        settings = self._settings
+        if settings.reread is None:
+            return
+        async with self._rereading:
+            fresh = await read_again(settings.reread, keys=bool(settings.api_keys), tls=settings.tls is not None)
+            if fresh is None:
+                return
+            settings.api_keys.replace(fresh.api_keys)
+            self._direct_cert_sha256 = fresh.direct_cert_sha256
+            contexts = (fresh.tls, fresh.direct_tls or fresh.tls)
+            for entrance, tls in zip(self._entrances, contexts, strict=False):  # the second port need not be there
+                entrance.tls = tls
 
     async def drain(self, reason: str = "the server is stopping") -> None:
         """Stop accepting, answer the requests already taken, close every connection with 1012, release the devices."""
@@ -338,7 +356,7 @@ class Server:
         url = f"{base}{name}{VLLM_PATH if is_vllm(path) else ''}"
         if guest.ticket is not None:
             return Invitation(url, None, None)
-        return Invitation(url, self._tickets.issue(guest.tenant, connection), self._settings.direct_cert_sha256)
+        return Invitation(url, self._tickets.issue(guest.tenant, connection), self._direct_cert_sha256)
 
     def _add_headers(self, connection: ServerConnection, request: Request, response: Response) -> None:
         """Tell a relay client whom it speaks to and what it may send: OpenPI's metadata have no place for that."""
@@ -426,7 +444,7 @@ async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | Expo
         drains.append(asyncio.get_running_loop().create_task(server.drain()))
 
     _on_signals(on_signal)
-    rescans = _rescan_on_hangup(server)
+    hangups = _look_again_on_hangup(server)
     freezing = asyncio.create_task(_freeze_when_ready(server))
     try:
         await server.serve_forever()
@@ -434,23 +452,24 @@ async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | Expo
         return failure
     finally:
         freezing.cancel()
-        for rescan in rescans:
-            rescan.cancel()
+        for hangup in hangups:
+            hangup.cancel()
     return None
 
 
-def _rescan_on_hangup(server: Server) -> set[asyncio.Task[None]]:
-    """Look through the adapters' folders again on SIGHUP; the set holds what is under way."""
+def _look_again_on_hangup(server: Server) -> set[asyncio.Task[None]]:
+    """Read credentials and the adapters' folders again on SIGHUP; the set holds what is under way."""
     under_way: set[asyncio.Task[None]] = set()
     loop = asyncio.get_running_loop()
 
-    def rescan() -> None:
-        task = loop.create_task(server.rescan_adapters())
-        under_way.add(task)
-        task.add_done_callback(under_way.discard)
+    def look_again() -> None:
+        for work in (server.reread_credentials(), server.rescan_adapters()):
+            task = loop.create_task(work)
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
 
     if hasattr(signal, "SIGHUP"):  # Windows has none
-        loop.add_signal_handler(signal.SIGHUP, rescan)
+        loop.add_signal_handler(signal.SIGHUP, look_again)
     return under_way
 
 

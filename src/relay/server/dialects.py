@@ -156,7 +156,7 @@ class OpenPIDialect:
 
     def __init__(self, settings: ServerSettings, relay_client: bool) -> None:
         self._handshake = settings.handshake
-        self._tracebacks = settings.tracebacks and not settings.several_tenants
+        self._settings = settings
         self._relay_client = relay_client
 
     def greeting(self, spec: PolicySpec) -> bytes:
@@ -208,7 +208,7 @@ class OpenPIDialect:
     def refusal(self, error: Exception, error_id: str) -> Refusal:
         """Text that ends in one sentence and the error id, then a close."""
         close = (1013, "server is full") if isinstance(error, ServerFull) else (1011, STOCK_CLOSE_REASON)
-        if self._tracebacks:
+        if self._settings.tracebacks and not self._settings.several_tenants:
             return Refusal(sanitized(error, error_id), close)
         return Refusal(f"{sentence(error)} [error {error_id}]", close)
 

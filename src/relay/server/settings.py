@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal, get_args
@@ -11,6 +12,7 @@ from relay.protocol.direct_route import is_sha256, read_direct_url
 from relay.protocol.wording import quoted
 from relay.server.admission import checked_host, checked_origin
 from relay.server.api_keys import ApiKeys, read_api_keys
+from relay.server.credentials import Credentials
 
 Handshake = Literal["openpi", "roboarena"]
 """The first frame on the OpenPI path: the policy's metadata, or RoboArena's six keys, whose clients take no other."""
@@ -48,6 +50,8 @@ class ServerSettings:
         direct_tls: TLS on that port; by default `tls`.
         direct_cert_sha256: digest of the certificate that clients meet at `direct_url`, which they then check instead
             of an authority's signature; see `relay.server.tls.certificate_sha256`.
+        reread: asked on SIGHUP for API keys, contexts and digest that take the place of those above, such as
+            `relay.server.credentials.CredentialFiles.read`; None keeps them for as long as the server runs.
     """
 
     host: str = "127.0.0.1"
@@ -74,11 +78,12 @@ class ServerSettings:
     direct_port: int | None = None
     direct_tls: ssl.SSLContext | None = field(default=None, repr=False)
     direct_cert_sha256: str | None = None
+    reread: Callable[[], Credentials] | None = field(default=None, repr=False)
 
     @property
     def several_tenants(self) -> bool:
         """Whether clients may be strangers to each other: then failures tell of nothing but the request itself."""
-        return len(self.api_keys) > 1
+        return self.api_keys.several
 
     def __post_init__(self) -> None:
         for name in ("host", "metrics_host"):
