@@ -87,7 +87,9 @@ def one_of(values: Mapping[str, Any], key: str, choices: Collection[str], file: 
     value = values.get(key)
     if not isinstance(value, str) or value not in choices:
         expected = " or ".join(map(repr, choices))
-        raise CheckpointError(f"{file}: {key} is {_told(values, key)}, expected {expected}{did_you_mean(value, choices)}")
+        raise CheckpointError(
+            f"{file}: {key} is {_told(values, key)}, expected {expected}{did_you_mean(value, choices)}"
+        )
     return value
 
 
@@ -99,7 +101,9 @@ def refuse_unknown(values: Mapping[str, Any], known: Collection[str], file: str)
     """
     for key in values:
         if key not in known:
-            raise CheckpointError(f"{file}: unknown key {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}")
+            raise CheckpointError(
+                f"{file}: unknown key {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}"
+            )
 
 
 def did_you_mean(given: Any, known: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -122,6 +122,15 @@ def find_safetensors(folder: Path) -> list[Path]:
             f"where you trust it and write {SINGLE_FILE} with safetensors.torch.save_file"
         )
     raise CheckpointError(f"no {SINGLE_FILE} in {folder}")
+
+
+def no_floats(names: Iterable[str], dtypes: Mapping[str, torch.dtype]) -> list[str]:
+    """A sentence for each of these tensors that holds no floating-point numbers, as weights do."""
+    return [
+        f"wrong dtype: {name} holds {dtypes[name]}, expected floating-point numbers"
+        for name in names
+        if name in dtypes and not dtypes[name].is_floating_point
+    ]
 
 
 class _Place(NamedTuple):

@@ -123,7 +123,7 @@ REFUSED: list[tuple[Change, str]] = [
     ),
     (
         lambda conf, meta: transforms(conf)["VideoCrop"].update(scale=1.5),
-        "conf.yaml: the scale of VideoCrop is 1.5, expected a share up to 1",
+        "conf.yaml: VideoCrop: scale is 1.5, expected a number from 0.1 to 1",
     ),
     (
         lambda conf, meta: transforms(conf)["VideoResize"].update(interpolation="cubic"),
@@ -147,7 +147,7 @@ REFUSED: list[tuple[Change, str]] = [
     ),
     (
         lambda conf, meta: action_statistics(meta)["joint_position"].update(q99=[float("nan")] * 7),
-        "metadata.json: oxe_droid.statistics.action.joint_position: q99 holds a number that is not finite",
+        "metadata.json: oxe_droid.statistics.action.joint_position: q99 of joint_position[0] is nan, expected a finite",
     ),
     (
         lambda conf, meta: action_statistics(meta)["joint_position"].update(q01=[[0.0] * 7] * 8),

@@ -98,7 +98,7 @@ def test_statistics_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     statistics = statistics_of(LIBERO)
     statistics["state"]["roll"]["q99"] = [float("nan")]
     told = problems(write_isaac(tmp_path, statistics={LIBERO: statistics}))
-    assert f"state of 'roll' of {LIBERO}: q99 holds nan, expected finite numbers" in told
+    assert f"state of 'roll' of {LIBERO}: q99 of roll[0] is nan, expected a finite number" in told
 
 
 @pytest.mark.parametrize(

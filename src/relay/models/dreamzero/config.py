@@ -193,8 +193,8 @@ def _agree(head: _Entries, dit: _Entries, parts: DreamZeroConfig) -> None:
             )
     if sizes.width % (2 * sizes.heads):
         raise CheckpointError(
-            f"{dit.place}: num_heads is {sizes.heads}, expected a divisor of dim, {sizes.width}, with an even width for "
-            "each head"
+            f"{dit.place}: num_heads is {sizes.heads}, expected a divisor of dim, {sizes.width}, with an even width "
+            "for each head"
         )
     if sizes.time_width % 2:
         raise CheckpointError(f"{dit.place}: freq_dim is {sizes.time_width}, expected an even number")
@@ -205,7 +205,8 @@ def _agree(head: _Entries, dit: _Entries, parts: DreamZeroConfig) -> None:
         )
     if parts.image.width % parts.image.heads:
         raise CheckpointError(
-            f"relay.json: encoders.image: heads is {parts.image.heads}, expected a divisor of width, {parts.image.width}"
+            f"relay.json: encoders.image: heads is {parts.image.heads}, expected a divisor of width, "
+            f"{parts.image.width}"
         )
     if parts.image.image_size < parts.image.patch:
         raise CheckpointError(

@@ -129,6 +129,10 @@ def _not_one(folder: Path) -> str:
     meant = [place for place in [*sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))] if is_dreamzero(place)]
     if meant:
         return f"{folder} is not a checkpoint; did you mean {meant[-1]}?"
+    try:
+        read_json(folder / CONFIG_FILE)
+    except CheckpointError as error:
+        return f"{folder} is not a DreamZero checkpoint: {error}"
     return (
         f"{folder} is not a DreamZero checkpoint: its {CONFIG_FILE} names no action head of the class WANPolicyHead; "
         "take the folder that holds it"
