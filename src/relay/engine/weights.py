@@ -145,7 +145,7 @@ class _Place(NamedTuple):
 def _indexed(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{index} is damaged: expected a JSON object with a 'weight_map' of file names") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:

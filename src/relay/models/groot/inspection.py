@@ -26,7 +26,7 @@ from relay.models.groot.formats import (
     recognise,
 )
 from relay.models.groot.lerobot import PREPROCESSOR_FILE, LerobotTensors, read_lerobot
-from relay.models.groot.recipe import Recipe, read_recipe
+from relay.models.groot.recipe import Recipe, read_recipe, unread_settings
 from relay.models.groot.settings import SETTINGS_FILE, read_settings
 from relay.protocol.wording import shown
 
@@ -40,7 +40,7 @@ class Inspection:
         recipe: the one that is served.
         statistics: where the statistics stand.
         settings: of `relay.json`.
-        remarks: what the training side does besides, and this server doesn't.
+        remarks: what the training side does besides, or its files say, and this server doesn't do.
         problems: why the folder cannot be served, a sentence each with its remedy.
     """
 
@@ -135,7 +135,7 @@ def _read_files(folder: Path, form: Format, stated: Mapping[str, Any], settings:
     place = processor_file(folder, STATISTICS_FILE)
     ids = read_json(processor_file(folder, EMBODIMENTS_FILE)) if _has_ids(folder) else None
     _agree(stated, processor)
-    return _Files(stated, processor, read_json(place), ids, place)
+    return _Files(stated, processor, read_json(place), ids, place, unread_settings(processor))
 
 
 def _has_ids(folder: Path) -> bool:

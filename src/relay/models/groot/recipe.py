@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from relay.engine.json_entries import entry, entry_or
+from relay.engine.json_entries import did_you_mean, entry, entry_or
 from relay.engine.statistics import damage, numbers
 from relay.engine.weights import CheckpointError
 from relay.models.groot.embodiments import Embodiment, resolve
@@ -401,6 +401,50 @@ class _Numbers:
 
     def _place(self, modality: str, key: str) -> str:
         return f"{STATISTICS_FILE}: {modality} of {key!r} of {self.tag}"
+
+
+def unread_settings(processor: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence for each of `processor_kwargs` that is neither read here nor of training alone."""
+    return tuple(
+        f"{PROCESSOR_FILE}: {key} is not known and has no effect here{did_you_mean(key, _READ)}"
+        for key in processor
+        if key not in _READ and key not in _OF_TRAINING
+    )
+
+
+_READ = (
+    "modality_configs",
+    "use_percentiles",
+    "clip_outliers",
+    "use_relative_action",
+    "apply_sincos_state_encoding",
+    "exclude_state",
+    "formalize_language",
+    "image_crop_size",
+    "image_target_size",
+    "shortest_image_edge",
+    "crop_fraction",
+    "letter_box_transform",
+    "use_albumentations",
+    "use_tactile",
+    "max_state_dim",
+    "max_action_dim",
+    "max_action_horizon",
+)
+_OF_TRAINING = (
+    "random_rotation_angle",
+    "color_jitter_params",
+    "extra_augmentation_config",
+    "state_dropout_prob",
+    "use_mean_std",  # written down, but every key says itself how it is scaled
+    "model_name",
+    "model_type",
+    "transformers_loading_kwargs",
+    "tactile_state_keys",
+    "tactile_input_shape",
+    "tactile_embed_dim",
+)
+"""Arguments of Isaac-GR00T's processor; those of tactile inputs mean nothing where `use_tactile` is off."""
 
 
 _STATISTICS = ("min", "max", "mean", "std", "q01", "q99")
