@@ -86,13 +86,13 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
     """The statistics at the robot's real width, checked in every dimension that counts.
 
     Args:
-        kind: what they will be used for; only its two vectors are checked.
+        kind: what they will be used for; its two vectors must be there and change, none may hold what cannot be right.
         width: the real width, or None to take them as they are. Longer statistics are cut where the rest is zero: some
             checkpoints were trained on padded vectors.
         name: what they are statistics of, for messages.
 
     Raises:
-        StatisticsError: a vector is missing, too short or another robot's; a value isn't finite; a value is constant.
+        StatisticsError: a vector is missing, too short or another robot's; a value cannot be right; a value is constant.
     """
     try:
         pair = statistics.pair(kind) if kind != "none" else ()
@@ -111,8 +111,8 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
             f"{file} has statistics of {given} {name} dimensions, but this robot's {name} has {width}; "
             "they are another robot's: name theirs with --robot, or take the statistics of this one"
         )
-    given_fields = {field: getattr(statistics, field) for field in _FIELDS if getattr(statistics, field) is not None}
-    if wrong := damage({field: vector[:width] for field, vector in given_fields.items()}, name):
+    vectors = {field: vector for field in _FIELDS if (vector := getattr(statistics, field)) is not None}
+    if wrong := damage({field: vector[:width] for field, vector in vectors.items()}, name):
         raise StatisticsError(f"{file}: {wrong}; compute the statistics anew")
     spread = second if kind == "z_score" else second - first
     flat = np.flatnonzero(spread[:width] == 0)
