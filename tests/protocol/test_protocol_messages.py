@@ -231,7 +231,10 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"noise": NOISE[0]}, "noise is an array of shape (32,) and dtype float32; expected a float32 array"),
     ({"noise": NOISE.astype(np.float64)}, "noise is an array of shape (50, 32) and dtype float64; expected a float32"),
     ({"noise": NAN}, "noise[0, 0] is nan; expected finite numbers"),
-    ({"noise": NOISE - 1e30}, "noise[0, 0] is -1e+30; expected a normal draw, of which none is beyond 10; magnitudes up"),
+    (
+        {"noise": NOISE - 1e30},
+        "noise[0, 0] is -1e+30; expected a normal draw, of which none is beyond 10; magnitudes up",
+    ),
     ({"deadline_ms": 0}, "deadline_ms is 0; expected a positive number of milliseconds"),
     ({"deadline_ms": -1.5}, "deadline_ms is -1.5; expected a positive number"),
     ({"deadline_ms": float("nan")}, "deadline_ms is nan; expected a positive number"),

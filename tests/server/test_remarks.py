@@ -53,7 +53,9 @@ def test_a_key_that_is_nearly_an_option_is_told_with_it(key: str, option: str):
     assert misspelt_options(["wrist", key]) == (Note(f"{key!r} is not known; did you mean {option!r}?"),)
 
 
-@pytest.mark.parametrize("key", ["speed", "state", "action", "actions", "image", "task", "observation/state", "x" * 10**6])
+@pytest.mark.parametrize(
+    "key", ["speed", "state", "action", "actions", "image", "task", "observation/state", "x" * 10**6]
+)
 def test_keys_of_robots_are_not_taken_for_options(key: str):
     assert misspelt_options([key]) == ()
 

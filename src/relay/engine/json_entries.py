@@ -118,5 +118,7 @@ _MISSPELT = 0.85  # of a key's letters in their order; less would take one real 
 def _told(values: Mapping[str, Any], key: str) -> str:
     if values.get(key) is not None:
         return shown(values[key])
-    near = get_close_matches(key, [name for name in values if isinstance(name, str) and name != key], n=1, cutoff=_MISSPELT)
+    near = get_close_matches(
+        key, [name for name in values if isinstance(name, str) and name != key], n=1, cutoff=_MISSPELT
+    )
     return f"missing (there is {near[0]!r})" if near else "missing"

@@ -41,7 +41,11 @@ REFUSED: Mapping[str, Damage] = {
     ),
     **dict(
         [
-            *(entry(CONFIG, (*HEAD, key), value) for key in ("num_frames", "action_dim") for value in (MISSING, 0, "1")),
+            *(
+                entry(CONFIG, (*HEAD, key), value)
+                for key in ("num_frames", "action_dim")
+                for value in (MISSING, 0, "1")
+            ),
             *(
                 entry(CONFIG, (*DIT, key), value)
                 for key in ("dim", "num_layers", "num_heads", "freq_dim", "frame_seqlen", "max_chunk_size")
@@ -81,10 +85,22 @@ REFUSED: Mapping[str, Damage] = {
             entry(CONF, (*STEPS, SCALED, "normalization_modes"), {}),
             entry(CONF, (*STEPS, JOINED, "state_concat_order"), ["state.gripper_position", "state.joint_position"]),
             entry(CONF, (*STEPS, LANGUAGE, "formalize_language"), "no"),
-            *(entry(META, (*VIDEO, "resolution"), value) for value in (MISSING, [0, 180], [[], 1], ["320", "180"], [320])),
+            *(
+                entry(META, (*VIDEO, "resolution"), value)
+                for value in (MISSING, [0, 180], [[], 1], ["320", "180"], [320])
+            ),
             *(
                 entry(META, (*STATE, "q01"), value)
-                for value in (MISSING, [], [0.0] * 6, [9.0] * 7, ["0"] * 7, [None] * 7, [float("nan")] * 7, [10**400] * 7)
+                for value in (
+                    MISSING,
+                    [],
+                    [0.0] * 6,
+                    [9.0] * 7,
+                    ["0"] * 7,
+                    [None] * 7,
+                    [float("nan")] * 7,
+                    [10**400] * 7,
+                )
             ),
             entry(META, (*STATE, "std"), [-1.0] * 7),
             *(tensor(QUERY, way) for way in TENSOR_WAYS),

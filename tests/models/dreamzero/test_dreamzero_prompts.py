@@ -61,7 +61,8 @@ def test_what_is_no_python_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["(" * 5000, "x = " + "-" * 200_000 + "1", "x = " + "[" * 50_000, "x = 'a'\0", "x = " + "1 + " * 50_000 + "1"]
+    "code",
+    ["(" * 5000, "x = " + "-" * 200_000 + "1", "x = " + "[" * 50_000, "x = 'a'\0", "x = " + "1 + " * 50_000 + "1"],
 )
 def test_code_that_is_nested_too_deeply_or_no_text_is_refused_or_holds_nothing(code: str) -> None:
     try:

@@ -159,7 +159,7 @@ def _agree(config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
 def _recipe(files: _Files, config: GrootConfig, embodiment: str | None) -> Recipe:
     if embodiment is None:
         embodiment = _only(files)
-    return read_recipe(
+    recipe = read_recipe(
         files.processor,
         files.statistics,
         files.embodiment_ids,
@@ -169,6 +169,13 @@ def _recipe(files: _Files, config: GrootConfig, embodiment: str | None) -> Recip
         action_horizon=config.action_horizon,
         state_history_length=config.state_history_length,
     )
+    slot, count = recipe.embodiment.slot, config.max_num_embodiments
+    if slot >= count:
+        raise CheckpointError(
+            f"{EMBODIMENTS_FILE}: the slot of {recipe.embodiment.tag} is {slot}, but the network has {count}, from 0 "
+            f"to {count - 1}"
+        )
+    return recipe
 
 
 def _only(files: _Files) -> str:
