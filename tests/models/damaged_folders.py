@@ -58,7 +58,7 @@ def file_damages(*names: str) -> dict[str, Damage]:
         "empty": filled(b""),
         "cut short": cut,
         "no text": filled(b"\xff\x00\xfe{" * 9),
-        "nested": filled(b"[" * 100_000),
+        "nested": filled(b"[" * 10_000),
     }
     return {f"{name} {way}": at(name, how) for name in names for way, how in ways.items()}
 

@@ -92,7 +92,7 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
         name: what they are statistics of, for messages.
 
     Raises:
-        StatisticsError: a vector is missing, too short or another robot's; a value cannot be right; a value is constant.
+        StatisticsError: a vector is missing, too short or another robot's; a value is constant or cannot be right.
     """
     try:
         pair = statistics.pair(kind) if kind != "none" else ()

@@ -60,15 +60,10 @@ def test_what_is_no_python_is_refused() -> None:
         extract("def collate(:")
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["(" * 5000, "x = " + "-" * 200_000 + "1", "x = " + "[" * 50_000, "x = 'a'\0", "x = " + "1 + " * 50_000 + "1"],
-)
-def test_code_that_is_nested_too_deeply_or_no_text_is_refused_or_holds_nothing(code: str) -> None:
-    try:
-        assert extract(code) == {}
-    except CheckpointError as error:
-        assert str(error).startswith(f"{SOURCE} cannot be read as Python: ")
+@pytest.mark.parametrize("code", ["(" * 5000, "x = " + "-" * 200_000 + "1", "x = " + "[" * 50_000, "x = 'a'\0"])
+def test_code_that_is_nested_too_deeply_or_no_text_is_refused(code: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^{SOURCE} cannot be read as Python: "):
+        extract(code)
 
 
 def test_a_sum_of_many_parts_is_put_together() -> None:
