@@ -9,6 +9,7 @@ import pytest
 import torch
 from damaged_folders import MISSING, Damage, copy_of, entry, file_damages, tensor
 from groot_folders import LIBERO, write_isaac, write_lerobot
+from safetensors.torch import load_file, save_file
 
 from relay.engine.weights import CheckpointError, SafetensorsSource
 from relay.models.groot.checkpoint import load_checkpoint
@@ -23,6 +24,14 @@ KWARGS = ("processor_kwargs",)
 ROBOT = (*KWARGS, "modality_configs", LIBERO)
 PACK = ("steps", 2, "config")
 
+
+def under_both_names(folder: Path) -> None:
+    bias = "action_head.vlln.bias"
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save_file({**tensors, f"_groot_model.{bias}": tensors[bias].clone()}, folder / "model.safetensors")
+
+
 REFUSED: Mapping[str, Damage] = {
     **file_damages(CONFIG, PROCESSOR, STATISTICS, "tokenizer.json", "model.safetensors"),
     **dict(
@@ -30,7 +39,7 @@ REFUSED: Mapping[str, Damage] = {
             *(
                 entry(CONFIG, (key,), value)
                 for key in ("select_layer", "hidden_size", "max_state_dim", "action_horizon", "num_inference_timesteps")
-                for value in (MISSING, 0, -1, 7.5, True, "4", None)
+                for value in (MISSING, 0, -1, 7.5, True, "4", None, 10**9)
             ),
             *(entry(CONFIG, ("diffusion_model_cfg", key), 7) for key in ("num_attention_heads", "output_dim")),
             entry(CONFIG, ("diffusion_model_cfg",), []),
@@ -57,6 +66,7 @@ REFUSED: Mapping[str, Damage] = {
                 for value in (MISSING, [], [0.0, 0.0], [9.0], ["0"], [None], [float("nan")], [10**400])
             ),
             entry(STATISTICS, (LIBERO, "action", "x", "std"), [-1.0]),
+            ("a tensor under both of its names", under_both_names),
             *(
                 tensor("action_head.position_embedding.weight", way)
                 for way in ("missing", "in one axis", "of integers")

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from relay.engine.json_entries import count, entry, entry_or, number
+from relay.engine.json_entries import count, did_you_mean, entry, entry_or, number
 from relay.engine.statistics import damage, numbers
 from relay.engine.weights import CheckpointError
 from relay.models.dreamzero.config import DreamZeroConfig
@@ -114,7 +114,8 @@ def read_recipe(
     """
     if embodiment not in metadata:
         known = ", ".join(find_embodiments(conf, metadata)) or "none"
-        raise CheckpointError(f"embodiment {embodiment!r} is not one of this checkpoint's; it has {known}")
+        hint = did_you_mean(embodiment, metadata)
+        raise CheckpointError(f"embodiment {embodiment!r} is not one of this checkpoint's; it has {known}{hint}")
     own = entry(metadata, embodiment, dict, METADATA_FILE)
     modalities = entry(own, "modalities", dict, _at(embodiment))
     keys = _modality_keys(conf, embodiment)

@@ -28,6 +28,7 @@ from relay.models.groot.formats import (
 from relay.models.groot.lerobot import PREPROCESSOR_FILE, LerobotTensors, read_lerobot
 from relay.models.groot.recipe import Recipe, read_recipe, unread_settings
 from relay.models.groot.settings import SETTINGS_FILE, read_settings
+from relay.models.groot.weights import canonical_names
 from relay.protocol.wording import shown
 
 
@@ -196,4 +197,5 @@ def _tags(files: _Files) -> tuple[str, ...]:
 
 def _open_tensors(folder: Path, form: Format) -> TensorSource:
     source = SafetensorsSource(folder)
+    canonical_names(source.shapes)  # refuses a tensor that is there under both of its names
     return LerobotTensors(source) if form == "lerobot" else source
