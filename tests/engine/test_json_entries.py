@@ -41,5 +41,5 @@ def test_an_entry_that_is_missing_is_told_with_one_that_is_nearly_it() -> None:
 
 def test_an_unknown_key_is_answered_with_those_that_are_known() -> None:
     refuse_unknown({"width": 1}, ("width", "depth"), FILE)
-    with pytest.raises(CheckpointError, match="unknown key 'dept', did you mean 'depth'.; known are width, depth"):
+    with pytest.raises(CheckpointError, match=r"unknown key 'dept', did you mean 'depth'\?; known are width, depth"):
         refuse_unknown({"dept": 1}, ("width", "depth"), FILE)

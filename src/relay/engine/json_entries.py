@@ -112,7 +112,7 @@ def did_you_mean(given: Any, known: Collection[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
-_MISSPELT = 0.85  # of a key's letters in their order; less would take one real key of a file for another
+_MISSPELT = 0.8  # of a key's letters in their order; less would take one real key of a file for another
 
 
 def _told(values: Mapping[str, Any], key: str) -> str:
