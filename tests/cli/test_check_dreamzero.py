@@ -107,9 +107,46 @@ def test_prompts_are_made_from_a_copy_of_the_repository(
     code, told = check(capsys, folder, "--prompts-from", str(tmp_path / "repository"))
     assert code == 0
     assert f"wrote {folder / 'prompts.json'}" in told
+    code, told = check(capsys, folder, "--prompts-from", str(tmp_path / "repository"))
+    assert (code, f"{folder / 'prompts.json'} is complete already" in told) == (0, True)
     code, told = check(capsys, folder, "--prompts-from", str(tmp_path / "nowhere"))
     assert code == 2
     assert "take a copy of dreamzero's repository" in told
+    written = (folder / "prompts.json").read_text()
+    (folder / "prompts.json").write_text("{}")
+    code, told = check(capsys, folder, "--prompts-from", str(tmp_path / "repository"))
+    assert (code, (folder / "prompts.json").read_text()) == (2, "{}")
+    assert "prompts.json is there and says something else; --force replaces it" in told
+    code, _ = check(capsys, folder, "--force", "--prompts-from", str(tmp_path / "repository"))
+    assert (code, (folder / "prompts.json").read_text()) == (0, written)
+
+
+@pytest.mark.parametrize("config", [None, "[", '{"type": "pi05"}'])
+def test_no_prompts_are_written_into_a_folder_that_is_none_of_dreamzeros(
+    config: str | None, capsys: Capture, tmp_path: Path
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    before = sorted(tmp_path.iterdir())
+    code, told = check(capsys, tmp_path, "--prompts-from", str(tmp_path))
+    assert code == 2
+    assert f"--prompts-from: {tmp_path} is not a DreamZero checkpoint, so nothing was written" in told
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_prompts_that_cannot_be_written_whole_leave_the_folder_as_it_was(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(place: Path, target: Path) -> Path:
+        raise OSError(f"no room for {target.name}")
+
+    folder = write_checkpoint(tmp_path)
+    before = {file: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    monkeypatch.setattr(prompts, "make_prompts", lambda repository: "{}")
+    monkeypatch.setattr(Path, "replace", full)
+    code, told = check(capsys, folder, "--force", "--prompts-from", str(tmp_path))
+    assert (code, "no room for prompts.json" in told) == (2, True)
+    assert {file: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
 
 
 def test_a_complete_relay_json_is_written(capsys: Capture, tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from relay.engine.normalization import Kind, Statistics
-from relay.engine.statistics import StatisticsError, find_openpi_assets, fit, read_lerobot_state, read_norm_stats
+from relay.engine.statistics import (
+    StatisticsError,
+    find_openpi_assets,
+    fit,
+    numbers,
+    read_lerobot_state,
+    read_norm_stats,
+)
 
 VECTOR = {"mean": [0.0, 1.0], "std": [1.0, 2.0], "q01": [-1.0, -2.0], "q99": [1.0, 4.0]}
 
@@ -141,7 +148,7 @@ def test_a_constant_dimension_is_named() -> None:
         fitted(statistics(q01=[1.0, 2.0], q99=[1.0, 3.0]), "quantile", 2)
 
 
-def test_only_what_the_kind_needs_is_checked() -> None:
+def test_a_constant_matters_only_in_what_the_kind_needs() -> None:
     given = statistics(mean=[1.0], std=[0.0], q01=[0.0], q99=[1.0])
     assert fitted(given, "quantile", 1).q99 is not None
 
@@ -149,6 +156,36 @@ def test_only_what_the_kind_needs_is_checked() -> None:
 def test_a_value_that_is_not_finite_is_named() -> None:
     with pytest.raises(StatisticsError, match=r"mean of state\[1\] is nan, expected a finite number"):
         fitted(statistics(mean=[1.0, float("nan")], std=[1.0, 1.0]), "z_score", 2)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "told"),
+    [
+        ({"q01": [-1.0, 2.0]}, r"q01 of state\[1\] is 2, above q99, 1;"),
+        ({"min": [-2.0, 3.0]}, r"min of state\[1\] is 3, above max, 2;"),
+        ({"std": [1.0, -0.5]}, r"std of state\[1\] is -0.5, expected 0 or more;"),
+        ({"max": [float("inf"), 2.0]}, r"max of state\[0\] is inf, expected a finite number;"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["quantile", "z_score", "min_max"])
+def test_what_cannot_be_right_is_refused_by_name_and_place_whatever_is_used(
+    kind: Kind, vectors: dict[str, list[float]], told: str
+) -> None:
+    right = {"mean": [0.0, 0.0], "std": [1.0, 1.0], "q01": [-1.0, -1.0], "q99": [1.0, 1.0]}
+    right |= {"min": [-2.0, -2.0], "max": [2.0, 2.0]}
+    assert fitted(statistics(**right), kind, 2).q01 is not None
+    with pytest.raises(StatisticsError, match=rf"^droid/norm_stats.json: {told} compute the statistics anew"):
+        fitted(statistics(**{**right, **vectors}), kind, 2)
+
+
+def test_padding_is_not_looked_at() -> None:
+    given = statistics(mean=[0.0, 0.0], std=[1.0, 0.0], q01=[-1.0, 1e-10], q99=[1.0, 0.0])
+    assert fitted(given, "quantile", 1).q01 is not None
+
+
+@pytest.mark.parametrize("given", [["1"], [True], [None], [10**400], [[1.0], [1.0, 2.0]], [{}], "1", None, {"a": 1}])
+def test_only_numbers_are_numbers(given: Any) -> None:
+    assert numbers(given) is None
 
 
 def test_missing_quantiles_are_named() -> None:

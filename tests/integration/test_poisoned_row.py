@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from numpy.typing import NDArray
 from tiny import golden, image
 
 import relay
+from relay.engine.base import Work
 from relay.models import registry
 from relay.models.pi0.config import CAMERAS
+from relay.protocol.options import MOST_NOISE
 
 ROBOTS, POISONED = 8, 5
 
 
 def observation(robot: int) -> dict[str, Any]:
-    """One of the golden observations, with a starting noise of this robot's own or one that overflows."""
+    """One of the golden observations, with a starting noise of this robot's own or one that `HeldBack` poisons."""
     gold, row = golden("pi05"), robot % 2
     return {
         "image": {camera: image(row, i) for i, camera in enumerate(CAMERAS) if gold[f"mask_{camera}"][row]},
@@ -36,7 +39,15 @@ def observation(robot: int) -> dict[str, Any]:
 def noise(robot: int) -> NDArray[np.float32]:
     shape = golden("pi05")["noise"][0].shape
     drawn = np.random.default_rng(robot).standard_normal(shape).astype(np.float32)
-    return np.full(shape, 3e38, np.float32) if robot == POISONED else drawn
+    return np.full(shape, MOST_NOISE, np.float32) if robot == POISONED else drawn
+
+
+def poisoned(work: Work) -> Work:
+    """The row with a noise that overflows, which no request can bring, in place of the largest that is taken."""
+    noise = work.options.noise
+    if noise is None or noise.max() < MOST_NOISE:
+        return work
+    return replace(work, options=replace(work.options, noise=np.full_like(noise, 3e38)))
 
 
 class HeldBack:
@@ -59,7 +70,7 @@ class HeldBack:
     def infer(self, batch: Sequence[Any]) -> Any:
         self._all_there.wait(60)
         self.sizes.append(len(batch))
-        return self._infer(batch)
+        return self._infer([poisoned(work) for work in batch])
 
 
 async def test_a_poisoned_row_among_eight_gets_its_own_error_and_its_neighbours_their_solo_actions(

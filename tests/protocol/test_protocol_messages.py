@@ -148,6 +148,11 @@ def test_deadlines_are_milliseconds(deadline: Any, taken: float):
     assert decode(deadline_ms=deadline).options.deadline_ms == taken
 
 
+def test_noise_of_the_largest_magnitude_is_taken():
+    noise = np.full((50, 32), -1000, np.float32)
+    assert decode(noise=noise).options.noise is not None
+
+
 def test_noise_is_taken_as_it_is():
     noise = np.random.default_rng(0).normal(size=(50, 32)).astype(np.float32)
     taken = decode(noise=noise).options.noise
@@ -226,6 +231,10 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"noise": NOISE[0]}, "noise is an array of shape (32,) and dtype float32; expected a float32 array"),
     ({"noise": NOISE.astype(np.float64)}, "noise is an array of shape (50, 32) and dtype float64; expected a float32"),
     ({"noise": NAN}, "noise[0, 0] is nan; expected finite numbers"),
+    (
+        {"noise": NOISE - 1e30},
+        "noise[0, 0] is -1e+30; expected a normal draw, of which none is beyond 10; magnitudes up",
+    ),
     ({"deadline_ms": 0}, "deadline_ms is 0; expected a positive number of milliseconds"),
     ({"deadline_ms": -1.5}, "deadline_ms is -1.5; expected a positive number"),
     ({"deadline_ms": float("nan")}, "deadline_ms is nan; expected a positive number"),

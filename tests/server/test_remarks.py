@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relay.engine.base import Note
-from relay.server.remarks import MAX_REMARKS, Remarks
+from relay.protocol.options import OPTION_KEYS
+from relay.server.remarks import MAX_REMARKS, Remarks, misspelt_options
 from relay.server.sessions import Session
 
 
@@ -32,3 +35,30 @@ def test_a_client_that_earns_endless_notes_is_told_a_bounded_number():
     remarks, session = Remarks(), Session("arm")
     told = sum(len(remarks.fresh(session, [Note(str(i))])) for i in range(2 * MAX_REMARKS))
     assert told == MAX_REMARKS
+
+
+@pytest.mark.parametrize(
+    ("key", "option"),
+    [
+        ("adapter", "adapter_dir"),
+        ("Adaptor", "adapter_dir"),
+        ("num_step", "num_steps"),
+        ("steps", "num_steps"),
+        ("deadline", "deadline_ms"),
+        ("sample_params", "sampling_params"),
+        ("previous_actions", "prev_actions"),
+    ],
+)
+def test_a_key_that_is_nearly_an_option_is_told_with_it(key: str, option: str):
+    assert misspelt_options(["wrist", key]) == (Note(f"{key!r} is not known; did you mean {option!r}?"),)
+
+
+@pytest.mark.parametrize(
+    "key", ["speed", "state", "action", "actions", "image", "task", "observation/state", "x" * 10**6]
+)
+def test_keys_of_robots_are_not_taken_for_options(key: str):
+    assert misspelt_options([key]) == ()
+
+
+def test_what_is_left_of_an_option_is_not_told_to_be_it():
+    assert misspelt_options(OPTION_KEYS) == ()

@@ -150,6 +150,22 @@ async def test_keys_that_the_policy_ignores_are_logged_once_per_connection(caplo
     assert sum("ignores: 'promt'" in record.getMessage() for record in caplog.records) == 1
 
 
+async def test_a_key_that_is_nearly_an_option_is_noted_once_per_session():
+    async with running() as server, client(server) as websocket:
+        told = [(await ask(websocket, observation(adapter="fold", session_id=name))).get("notes") for name in "aab"]
+    note = ["'adapter' is not known; did you mean 'adapter_dir'?"]
+    assert told == [note, None, note]
+
+
+async def test_where_no_note_can_travel_it_is_logged(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", logger="relay")
+    async with running() as server, client(server) as websocket:
+        for _ in range(2):
+            reply = await ask(websocket, observation(1.0, adapter="fold", endpoint="infer"))
+            assert np.array_equal(reply, np.full((HORIZON, DIM), 1.0))
+    assert sum("did you mean 'adapter_dir'?" in record.getMessage() for record in caplog.records) == 1
+
+
 async def test_a_message_that_names_its_endpoint_gets_the_bare_actions():
     async with running() as server, client(server) as websocket:
         reply = await ask(websocket, observation(3.0, endpoint="infer", session_id="x"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,11 +64,11 @@ class Check:
     """Write the robot profile to this YAML file, to be edited and passed with --robot."""
 
     force: bool = False
-    """Let --write and --write-profile replace files that say something else."""
+    """Let --write, --write-profile and --prompts-from replace files that say something else."""
 
     prompts_from: Path | None = None
-    """For dreamzero: your copy of its repository; writes the sentences around its prompts into the folder first, as
-    prompts.json."""
+    """For dreamzero: your copy of its repository; writes the sentences around its prompts into the folder, as
+    prompts.json, if it is one of dreamzero."""
 
     output: Path | None = None
     """Folder for frames.png, the frames as the model sees them."""
@@ -104,13 +105,25 @@ class Check:
         return code
 
     def _write_prompts(self) -> None:
-        """Before the folder is looked at, as it wouldn't start without."""
+        """Before the report, as the folder wouldn't start without; and only into one that is dreamzero's."""
         if self.prompts_from is None:
             return
-        from relay.models.dreamzero.prompts import make_prompts
+        from relay.models.dreamzero.inspection import is_dreamzero
+        from relay.models.dreamzero.prompts import PROMPTS_FILE, make_prompts
 
-        done = make_prompts(self.prompts_from, self.checkpoint)
-        print(f"wrote {done}", file=sys.stderr if self.json else sys.stdout)
+        if not is_dreamzero(self.checkpoint):
+            raise ValueError(
+                f"--prompts-from: {self.checkpoint} is not a DreamZero checkpoint, so nothing was written; take the "
+                "folder that holds its config.json"
+            )
+        path, text = self.checkpoint / PROMPTS_FILE, make_prompts(self.prompts_from)
+        before = path.read_text("utf-8", "replace") if path.is_file() else None
+        if before not in (None, text) and not self.force:
+            raise ValueError(f"{path} is there and says something else; --force replaces it")
+        if before != text:
+            _replace_text(path, text)
+        done = f"{path} is complete already" if before == text else f"wrote {path}"
+        print(done, file=sys.stderr if self.json else sys.stdout)
 
     def _inspect(self) -> Report:
         from relay.models import registry
@@ -140,7 +153,7 @@ class Check:
             changes = _changes(before, report.settings)
             if changes and not self.force:
                 raise ValueError(f"{path} is there and says something else: {changes}; --force")
-        path.write_text(json.dumps(report.settings, indent=2) + "\n", "utf-8")
+        _replace_text(path, json.dumps(report.settings, indent=2) + "\n")
         return f"wrote {path}"
 
     def _write_profile(self, report: Report) -> str | None:
@@ -157,7 +170,7 @@ class Check:
         if path.is_file() and path.read_text("utf-8", "replace") != text and not self.force:
             raise ValueError(f"{path} is there and says something else; --force replaces it")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+        _replace_text(path, text)
         return f"wrote {path}"
 
     def _write_picture(self, report: Report) -> str | None:
@@ -171,6 +184,17 @@ class Check:
         return f"wrote {path}"
 
 
+def _replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: whoever reads it meanwhile sees what was there before."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, "utf-8")
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
 def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
@@ -181,7 +205,7 @@ def _numbers(text: str) -> list[float]:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -128,7 +128,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         metadata = json.loads(path.read_text("utf-8"))
         if not isinstance(metadata["tree_metadata"], dict):
             raise TypeError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path} is damaged: expected a JSON object with 'tree_metadata'") from None
     parts = sorted(part.name for part in folder.glob("ocdbt.process_*"))
     if parts and not (folder / "manifest.ocdbt").is_file():

@@ -1,4 +1,7 @@
-"""Statistics of training data from the files that openpi and lerobot keep beside their weights. Knows no model."""
+"""Statistics of training data: what cannot be right in them, and the files of openpi and lerobot that hold them.
+
+Knows no model.
+"""
 
 from __future__ import annotations
 
@@ -83,13 +86,13 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
     """The statistics at the robot's real width, checked in every dimension that counts.
 
     Args:
-        kind: what they will be used for; only its two vectors are checked.
+        kind: what they will be used for; its two vectors must be there and change, none may hold what cannot be right.
         width: the real width, or None to take them as they are. Longer statistics are cut where the rest is zero: some
             checkpoints were trained on padded vectors.
         name: what they are statistics of, for messages.
 
     Raises:
-        StatisticsError: a vector is missing, too short or another robot's; a value isn't finite; a value is constant.
+        StatisticsError: a vector is missing, too short or another robot's; a value is constant or cannot be right.
     """
     try:
         pair = statistics.pair(kind) if kind != "none" else ()
@@ -108,14 +111,11 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
             f"{file} has statistics of {given} {name} dimensions, but this robot's {name} has {width}; "
             "they are another robot's: name theirs with --robot, or take the statistics of this one"
         )
-    for vector, field in zip(pair, PAIRS[kind], strict=True):
-        wrong = np.flatnonzero(~np.isfinite(vector[:width]))
-        if len(wrong):
-            raise StatisticsError(
-                f"{file}: {field} of {name}[{wrong[0]}] is {vector[wrong[0]]}, expected a finite number"
-            )
+    vectors = {field: vector for field in _FIELDS if (vector := getattr(statistics, field)) is not None}
+    if wrong := damage({field: vector[:width] for field, vector in vectors.items()}, name):
+        raise StatisticsError(f"{file}: {wrong}; compute the statistics anew")
     spread = second if kind == "z_score" else second - first
-    flat = np.flatnonzero(spread[:width] <= 0)
+    flat = np.flatnonzero(spread[:width] == 0)
     if len(flat):
         what = "std" if kind == "z_score" else " - ".join(reversed(PAIRS[kind]))
         where = ", ".join(f"{name}[{i}]" for i in flat)
@@ -124,6 +124,35 @@ def fit(statistics: Statistics, kind: Kind, width: int | None, *, name: str, fil
             "data in which it changes, or name the robot with --robot if these dimensions are padding"
         )
     return statistics.cut(width)
+
+
+def damage(vectors: Mapping[str, NDArray[np.float64]], name: str) -> str | None:
+    """What cannot be right in statistics, the first number of them by its place; None where nothing is.
+
+    Args:
+        vectors: by the statistic's name, `(n,)`, or `(steps, n)` by step.
+        name: what they are statistics of.
+    """
+    for field, vector in vectors.items():
+        for place in np.argwhere(~np.isfinite(vector)).tolist():
+            return f"{field} of {name}{place} is {vector[tuple(place)]}, expected a finite number"
+    for place in np.argwhere(vectors.get("std", np.zeros(0)) < 0).tolist():
+        return f"std of {name}{place} is {vectors['std'][tuple(place)]:g}, expected 0 or more"
+    for first, second in (PAIRS["quantile"], PAIRS["min_max"]):
+        low, high = (vectors.get(field, np.zeros(0)) for field in (first, second))
+        turned = np.argwhere(low > high).tolist() if low.shape == high.shape else []
+        for place in turned:
+            return f"{first} of {name}{place} is {low[tuple(place)]:g}, above {second}, {high[tuple(place)]:g}"
+    return None
+
+
+def numbers(value: Any) -> NDArray[np.float64] | None:
+    """A list of numbers, or of such lists, as an array; None for all else, numbers that are text among it."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return array.astype(np.float64) if array.dtype.kind in "iuf" else None
 
 
 def _folders_below(folder: Path, above: tuple[Path, ...], levels: float = math.inf) -> Iterator[Path]:
@@ -150,10 +179,9 @@ def _statistics(values: Mapping[str, Any], name: str, file: Path) -> Statistics:
         value = values.get(field)
         if value is None:
             continue
-        try:
-            vector = np.asarray(value, np.float64)
-        except (TypeError, ValueError, OverflowError):
-            raise StatisticsError(f"{file}: {field} of {name} is not a list of numbers") from None
+        vector = numbers(value)
+        if vector is None:
+            raise StatisticsError(f"{file}: {field} of {name} is not a list of numbers")
         if vector.ndim != 1 or len(vector) == 0:
             raise StatisticsError(f"{file}: {field} of {name} has shape {vector.shape}, expected one dimension")
         vectors[field] = vector

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -124,6 +124,15 @@ def find_safetensors(folder: Path) -> list[Path]:
     raise CheckpointError(f"no {SINGLE_FILE} in {folder}")
 
 
+def no_floats(names: Iterable[str], dtypes: Mapping[str, torch.dtype]) -> list[str]:
+    """A sentence for each of these tensors that holds no floating-point numbers, as weights do."""
+    return [
+        f"wrong dtype: {name} holds {dtypes[name]}, expected floating-point numbers"
+        for name in names
+        if name in dtypes and not dtypes[name].is_floating_point
+    ]
+
+
 class _Place(NamedTuple):
     """Where a tensor stands."""
 
@@ -136,7 +145,7 @@ class _Place(NamedTuple):
 def _indexed(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{index} is damaged: expected a JSON object with a 'weight_map' of file names") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:

@@ -25,7 +25,8 @@ class Options:
     Attributes:
         num_steps: denoising steps; None means the engine's default.
         seed: starting-noise seed in [-2^63, 2^64); None draws a fresh one.
-        noise: starting noise float32 in the model's own shape `(horizon, action_dim)`; never together with `seed`.
+        noise: starting noise float32 in the model's own shape `(horizon, action_dim)`, magnitudes up to 1,000; never
+            together with `seed`.
         adapter: name of a LoRA adapter the server holds.
         deadline_ms: how long the reply is still useful, counted from the arrival of the request.
         prev_actions, inference_delay, execution_horizon: real-time chunking; all three or none.
@@ -52,7 +53,7 @@ def take_options(observation: dict[str, Any]) -> Options:
     if _OPTION_KEYS.isdisjoint(observation):
         return _NONE
     seed = _take_seed(observation)
-    noise = _take_array(observation, "noise", "(action_horizon, action_dim)", exact=True)
+    noise = _take_noise(observation)
     if seed is not None and noise is not None:
         raise ObservationError("seed and noise are both given; noise is the start of the sampling, so leave seed out")
     prev_actions, inference_delay, execution_horizon = _take_chunking(observation)
@@ -138,6 +139,21 @@ def _take_seed(observation: dict[str, Any]) -> int | None:
     if seed is None or not -(2**63) <= seed < 2**64:
         raise ObservationError(f"seed is {shown(value)}; expected an integer from -2^63 to 2^64 - 1")
     return seed
+
+
+MOST_NOISE: Final = 1000.0
+"""Largest magnitude of a starting noise: a normal draw stays below 10, and networks in bfloat16 survive this one."""
+
+
+def _take_noise(observation: dict[str, Any]) -> NDArray[np.float32] | None:
+    noise = _take_array(observation, "noise", "(action_horizon, action_dim)", exact=True)
+    if noise is not None and np.abs(noise).max(initial=0) > MOST_NOISE:
+        row, column = np.argwhere(np.abs(noise) > MOST_NOISE)[0].tolist()
+        raise ObservationError(
+            f"noise[{row}, {column}] is {noise[row, column]:g}; expected a normal draw, of which none is beyond 10; "
+            f"magnitudes up to {MOST_NOISE:g} are taken"
+        )
+    return noise
 
 
 def _take_num_steps(observation: dict[str, Any]) -> int | None:

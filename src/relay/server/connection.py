@@ -21,7 +21,7 @@ from relay.server.dialects import Dialect, Reply
 from relay.server.idle import QuietTime, close_when_idle
 from relay.server.keepalive import drop_when_gone, keep_alive, send_promptly
 from relay.server.metrics import Outcome, PolicyMetrics, outcome_of
-from relay.server.remarks import Remarks
+from relay.server.remarks import Remarks, misspelt_options
 from relay.server.scheduler import Scheduler
 from relay.server.sessions import SessionTable
 from relay.server.tracebacks import FailureLog
@@ -240,7 +240,7 @@ async def _answer(message: str | bytes, client: _Client) -> Reply | Reset:
                 notes_travel = client.dialect.notes_travel(request)
                 answer = await client.scheduler.submit(request, session, client, notes_travel=notes_travel)
             client.remarks.log_ignored(answer.ignored, client.peer)
-            notes = client.remarks.fresh(session, answer.notes)
+            notes = client.remarks.fresh(session, (*answer.notes, *misspelt_options(answer.ignored)))
             parse_ms, infer_ms = (decoded - started) * 1e3, (perf_counter() - decoded) * 1e3
             client.metrics.observe_ms(
                 parse=parse_ms, prepare=answer.prepare_ms, queue=answer.queue_ms, model=answer.model_ms

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import lru_cache
 
 from relay.engine.base import Note
 from relay.protocol.limits import MAX_SESSIONS_PER_CONNECTION
+from relay.protocol.options import OPTION_KEYS
 from relay.server.sessions import Session
 
 MAX_REMARKS = 64
@@ -46,3 +49,30 @@ class Remarks:
             self._ignored.update(fresh)
             shown = ", ".join(repr(key[:64]) for key in fresh)
             logger.info("%s sends keys that this policy ignores: %s", peer, shown)
+
+
+def misspelt_options(ignored: Sequence[str]) -> tuple[Note, ...]:
+    """A note for each key that no policy knows and that is nearly an option, which would otherwise never be missed."""
+    return tuple(
+        Note(f"{key!r} is not known; did you mean {meant!r}?") for key in ignored if (meant := _meant(key)) is not None
+    )
+
+
+_SPELLINGS = {
+    **{option: option for option in OPTION_KEYS if len(option) > len("seed")},  # a robot may well have a speed
+    "adapter": "adapter_dir",
+    "deadline": "deadline_ms",
+    "steps": "num_steps",
+}
+"""What a key is compared with, and the option that is meant by it."""
+
+_NEAR = 0.8
+_LONGEST = 32
+
+
+@lru_cache(maxsize=256)
+def _meant(key: str) -> str | None:
+    if len(key) > _LONGEST or key in OPTION_KEYS:
+        return None
+    near = get_close_matches(key.lower(), _SPELLINGS, n=1, cutoff=_NEAR)
+    return _SPELLINGS[near[0]] if near else None

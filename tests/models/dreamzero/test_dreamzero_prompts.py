@@ -60,6 +60,18 @@ def test_what_is_no_python_is_refused() -> None:
         extract("def collate(:")
 
 
+@pytest.mark.parametrize("code", ["(" * 5000, "x = " + "-" * 200_000 + "1", "x = " + "[" * 50_000, "x = 'a'\0"])
+def test_code_that_is_nested_too_deeply_or_no_text_is_refused(code: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^{SOURCE} cannot be read as Python: "):
+        extract(code)
+
+
+def test_a_sum_of_many_parts_is_put_together() -> None:
+    letters = " + ".join("'a'" for _ in range(2000))
+    code = f"if tag == EmbodimentTag.YAM.value:\n    text = item + {letters}\n"
+    assert extract(code) == {"yam": "{p}" + "a" * 2000}
+
+
 def repository(folder: Path, code: str) -> Path:
     (folder / SOURCE).parent.mkdir(parents=True)
     (folder / SOURCE).write_text(code, "utf-8")
@@ -72,25 +84,24 @@ def digests(texts: dict[str, str]) -> dict[str, str]:
 
 def test_the_file_is_made_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "RELEASED", digests(extract(CODE)))
-    path = make_prompts(repository(tmp_path / "repository", CODE), tmp_path)
-    assert path == tmp_path / "prompts.json"
+    path = tmp_path / "prompts.json"
+    path.write_text(make_prompts(repository(tmp_path / "repository", CODE)), "utf-8")
     read = read_prompts(path, "agibot", prompts.RELEASED)
     assert read.template == "Robot {p} seen. Again {p}"
     assert read.negative == "Blurry, dull."
 
 
-def test_texts_that_are_not_the_released_ones_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_are_not_the_released_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "RELEASED", {**digests(extract(CODE)), "agibot": "0" * 64})
     with pytest.raises(CheckpointError, match="the text for agibot is not the one the model was trained with"):
-        make_prompts(repository(tmp_path / "repository", CODE), tmp_path)
-    assert not (tmp_path / "prompts.json").exists()
+        make_prompts(repository(tmp_path / "repository", CODE))
 
 
 def test_a_repository_that_lacks_a_text_or_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no text for xdof, yam, gr1_unified"):
-        make_prompts(repository(tmp_path / "repository", CODE), tmp_path)
+        make_prompts(repository(tmp_path / "repository", CODE))
     with pytest.raises(CheckpointError, match=f"^no {SOURCE} in .*; take a copy of dreamzero's repository"):
-        make_prompts(tmp_path / "elsewhere", tmp_path)
+        make_prompts(tmp_path / "elsewhere")
 
 
 def test_the_released_texts_digests_are_those_of_the_specification() -> None:

@@ -123,7 +123,7 @@ REFUSED: list[tuple[Change, str]] = [
     ),
     (
         lambda conf, meta: transforms(conf)["VideoCrop"].update(scale=1.5),
-        "conf.yaml: the scale of VideoCrop is 1.5, expected a share up to 1",
+        "conf.yaml: VideoCrop: scale is 1.5, expected a number from 0.1 to 1",
     ),
     (
         lambda conf, meta: transforms(conf)["VideoResize"].update(interpolation="cubic"),
@@ -147,7 +147,31 @@ REFUSED: list[tuple[Change, str]] = [
     ),
     (
         lambda conf, meta: action_statistics(meta)["joint_position"].update(q99=[float("nan")] * 7),
-        "metadata.json: oxe_droid.statistics.action.joint_position: q99 holds a number that is not finite",
+        "metadata.json: oxe_droid.statistics.action.joint_position: q99 of joint_position[0] is nan, expected a finite",
+    ),
+    (
+        lambda conf, meta: action_statistics(meta)["joint_position"].update(q01=[0.0] * 6 + [9.0]),
+        "metadata.json: oxe_droid.statistics.action.joint_position: q01 of joint_position[6] is 9, above q99, 2.7;",
+    ),
+    (
+        lambda conf, meta: action_statistics(meta)["joint_position"].update(
+            q01=[[0.0] * 7] * 24, q99=[[1.0] * 7] * 23 + [[-1.0] * 7]
+        ),
+        "metadata.json: oxe_droid.statistics.action.joint_position: q01 of joint_position[23, 0] is 0, above q99, -1",
+    ),
+    (
+        lambda conf, meta: action_statistics(meta)["joint_position"].update(std=[-1.0] * 7),
+        "metadata.json: oxe_droid.statistics.action.joint_position: std of joint_position[0] is -1, expected 0 or more",
+    ),
+    (
+        lambda conf, meta: conf.update(relative_action_keys=[3]),
+        "conf.yaml: relative_action_keys holds 3, expected text",
+    ),
+    (
+        lambda conf, meta: conf["modality_configs"]["oxe_droid"]["state"].update(
+            modality_keys=["state.gripper_position"] * 2
+        ),
+        "conf.yaml: modality_configs.oxe_droid.state: modality_keys has 'state.gripper_position' twice",
     ),
     (
         lambda conf, meta: action_statistics(meta)["joint_position"].update(q01=[[0.0] * 7] * 8),
@@ -178,6 +202,8 @@ def test_what_is_damaged_or_not_done_here_is_refused(change: Change, told: str) 
 def test_an_embodiment_without_statistics_is_refused_with_those_there_are() -> None:
     with pytest.raises(CheckpointError, match="embodiment 'yam' is not one of this checkpoint's; it has oxe_droid"):
         recipe_of("yam", conf_yaml(["oxe_droid"]), metadata_json(["oxe_droid"]))
+    with pytest.raises(CheckpointError, match="it has oxe_droid, did you mean 'oxe_droid'"):
+        recipe_of("oxe-droid", conf_yaml(["oxe_droid"]), metadata_json(["oxe_droid"]))
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_a_missing_entry_of_a_section_is_named_with_its_section(key: str) -> Non
     [
         ({"use_vlln": False}, "use_vlln is False, expected True"),
         ({"use_alternate_vl_dit": False}, "use_alternate_vl_dit is False, expected True"),
-        ({"select_layer": "16"}, "select_layer is '16', expected a whole number of at least 1"),
-        ({"action_horizon": 0}, "action_horizon is 0, expected a whole number of at least 1"),
+        ({"select_layer": "16"}, "select_layer is '16', expected a whole number from 1 to 1,024"),
+        ({"action_horizon": 0}, "action_horizon is 0, expected a whole number from 1 to 1,048,576"),
         ({"action_horizon": 2000}, "action_horizon is 2000, expected at most max_seq_len, 1024"),
         ({"hidden_size": 512}, "diffusion_model_cfg.output_dim is 1024, expected hidden_size, which is 512"),
         ({"input_embedding_dim": 768}, "attention_head_dim is 1536, expected input_embedding_dim, which is 768"),

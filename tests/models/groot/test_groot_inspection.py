@@ -98,7 +98,7 @@ def test_statistics_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     statistics = statistics_of(LIBERO)
     statistics["state"]["roll"]["q99"] = [float("nan")]
     told = problems(write_isaac(tmp_path, statistics={LIBERO: statistics}))
-    assert f"state of 'roll' of {LIBERO}: q99 holds nan, expected finite numbers" in told
+    assert f"state of 'roll' of {LIBERO}: q99 of roll[0] is nan, expected a finite number" in told
 
 
 @pytest.mark.parametrize(
@@ -236,3 +236,13 @@ def test_a_tensor_that_is_not_lerobots_is_named(tmp_path: Path) -> None:
     file.unlink()
     save_file({**tensors, "stray": tensors["_groot_model.action_head.vlln.bias"].clone()}, file)
     assert "tensor stray does not begin with _groot_model." in problems(folder)
+
+
+def test_a_setting_of_the_processor_that_is_not_known_is_remarked_and_those_of_training_are_not(tmp_path: Path) -> None:
+    settings = {"clip_outlier": False, "sharpness": 3, "color_jitter_params": {"brightness": 0.3}, "use_mean_std": True}
+    found = inspect_checkpoint(write_isaac(tmp_path, processor=settings))
+    assert found.problems == ()
+    assert found.remarks == (
+        "processor_config.json: clip_outlier is not known and has no effect here, did you mean 'clip_outliers'?",
+        "processor_config.json: sharpness is not known and has no effect here",
+    )

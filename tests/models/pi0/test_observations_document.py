@@ -27,6 +27,7 @@ from relay.protocol.options import take_options
 from relay.robots.profile_file import load_profile
 from relay.server.dialects import OpenPIDialect, Reply
 from relay.server.options import admit
+from relay.server.remarks import misspelt_options
 from relay.server.scheduler import Answer
 from relay.server.settings import ServerSettings
 
@@ -148,7 +149,7 @@ def test_the_robots_example_is_one_of_its_profile() -> None:
 
 
 def test_the_notes_are_those_of_the_table() -> None:
-    *prepared, outside = [
+    *prepared, outside, misspelt = [
         (".*".join(map(re.escape, names(row[0])[0].split("…"))), "is refused" in row[1]) for row in rows("Notes")
     ]
     told = demo_prepares({**OBSERVATION, "prompt": "dance " * 60}).notes
@@ -159,3 +160,4 @@ def test_the_notes_are_those_of_the_table() -> None:
     remark = Normalization("quantile", "openpi", ends, ends).outside(np.full(4, 57.3))
     assert remark is not None
     assert re.match(outside[0], remark)
+    assert re.match(misspelt[0], misspelt_options(["adapter"])[0].text)

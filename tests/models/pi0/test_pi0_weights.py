@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_found_before_anything_is_read() -> None:
 
 def test_the_other_familys_tensors_are_all_listed() -> None:
     config = tiny_model("pi0").config
-    problems = find_problems(config, tiny_tensors("pi05").shapes)
+    problems = find_problems(config, tiny_tensors("pi05").shapes, {})
     assert "missing: state_proj.weight" in problems
     assert "unknown: time_mlp_in.weight" in problems
 

@@ -6,11 +6,11 @@ wan_flow_matching_action_tf.py: WANPolicyHeadConfig). Nothing has a default that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from relay.engine.json_entries import entry_or
+from relay.engine.json_entries import count, entry, entry_or, number, one_of, refuse_unknown
 from relay.engine.weights import CheckpointError
 
 TEXT_TOKENS = 512
@@ -125,104 +125,143 @@ def read_config(config: Mapping[str, Any], encoders: Mapping[str, Any] | None = 
         encoders: `text`, `image` and `video` sizes that differ from the released ones, by field name.
 
     Raises:
-        CheckpointError: naming what is missing or of another kind.
+        CheckpointError: naming what is missing, of another kind, too large to be true or not run by this engine.
     """
     head = _Entries(config, "config.json").map("action_head_cfg").map("config")
     dit = head.map("diffusion_model_cfg")
-    model_type = dit.text("model_type")
-    if model_type not in ("i2v", "ti2v"):
-        raise CheckpointError(f"diffusion_model_cfg.model_type is {model_type!r}; expected 'i2v' or 'ti2v'")
-    version = "2.2" if head.map("vae_cfg").text("_target_").endswith("VAE38") else "2.1"
-    sizes = {"text": TextSizes, "image": ImageSizes, "video": VideoSizes}
-    given = _Entries(encoders or {}, "encoders")
-    if unknown := given.values.keys() - sizes.keys():
-        raise CheckpointError(f"encoders.{min(unknown)} is not known; known are {', '.join(sizes)}")
-    video: dict[str, Any] = {"version": version}
-    if version == "2.2":
-        video |= {"base": 160, "latent_channels": 48}
-    block = dit.integer("num_frame_per_block")
+    one_of(dit.values, "model_type", ("i2v", "ti2v"), dit.place)
+    version = _VIDEO_ENCODERS[head.map("vae_cfg").last_of("_target_", _VIDEO_ENCODERS)]
+    given = _Entries(encoders or {}, "relay.json: encoders")
+    refuse_unknown(given.values, ("text", "image", "video"), given.place)
+    video: dict[str, Any] = {"base": 160, "latent_channels": 48} if version == "2.2" else {}
+    block = dit.count("num_frame_per_block", _MOST_STEPS)
     parts = DreamZeroConfig(
         dit=DitSizes(
-            width=dit.integer("dim"),
-            depth=dit.integer("num_layers"),
-            heads=dit.integer("num_heads"),
-            mlp=dit.integer("ffn_dim"),
-            in_channels=dit.integer("in_dim"),
-            out_channels=dit.integer("out_dim"),
-            time_width=dit.integer("freq_dim"),
+            width=dit.count("dim"),
+            depth=dit.count("num_layers", _MOST_LAYERS),
+            heads=dit.count("num_heads"),
+            mlp=dit.count("ffn_dim"),
+            in_channels=dit.count("in_dim"),
+            out_channels=dit.count("out_dim"),
+            time_width=dit.count("freq_dim"),
             sees_first_frame=dit.flag("concat_first_frame_latent", True),
-            frame_tokens=dit.integer("frame_seqlen"),
-            epsilon=dit.number("eps"),
+            frame_tokens=dit.count("frame_seqlen"),
+            epsilon=dit.number("eps", 1e-12, 0.1),
         ),
         text=_sized(TextSizes, given, "text", {}),
         image=_sized(ImageSizes, given, "image", {}),
-        video=_sized(VideoSizes, given, "video", video),
-        frames=head.integer("num_frames"),
+        video=_sized(VideoSizes, given, "video", {"version": version, **video}),
+        frames=head.count("num_frames", _MOST_STEPS),
         block_frames=block,
-        window_frames=dit.integer("max_chunk_size") * block + 1,
-        action_horizon=head.integer("action_horizon"),
-        action_dim=head.integer("action_dim"),
-        state_dim=head.integer("max_state_dim"),
-        video_final_noise=(
-            float(head.values.get("video_inference_final_noise", 0.8))
-            if head.flag("decouple_inference_noise", False)
-            else None
-        ),
+        window_frames=dit.count("max_chunk_size", _MOST_STEPS) * block + 1,
+        action_horizon=head.count("action_horizon", _MOST_STEPS),
+        action_dim=head.count("action_dim"),
+        state_dim=head.count("max_state_dim"),
+        video_final_noise=_final_noise(head),
         video_size=_video_size(head),
     )
-    for name, value, expected in (
-        ("num_action_per_block", dit.integer("num_action_per_block"), parts.action_horizon),
-        ("num_state_per_block", dit.integer("num_state_per_block"), 1),
-        ("num_frame_per_block", head.integer("num_frame_per_block"), block),
-    ):
-        if value != expected:
-            raise CheckpointError(f"{name} is {value}; this engine runs networks in which it is {expected}")
+    _agree(head, dit, parts)
     return parts
 
 
+_VIDEO_ENCODERS: Mapping[str, Literal["2.1", "2.2"]] = {"WanVideoVAE": "2.1", "WanVideoVAE38": "2.2"}
+"""The reference's classes, and the version of Wan that each is of."""
+
+_MOST, _MOST_LAYERS, _MOST_STEPS = 2**20, 1024, 1024
+"""Of widths, of layers, and of steps in time; a damaged number would otherwise be built first and refused then."""
+
+_BLOCK = 2
+"""Latent frames of a block: what eight video frames make."""
+
+
+def _agree(head: _Entries, dit: _Entries, parts: DreamZeroConfig) -> None:
+    """What is said twice, or follows from something else, must agree."""
+    sizes, channels = parts.dit, parts.video.latent_channels
+    beside = 4 + channels if sizes.sees_first_frame else 0
+    for entries, name, expected in (
+        (dit, "num_frame_per_block", _BLOCK),
+        (head, "num_frame_per_block", parts.block_frames),
+        (dit, "num_action_per_block", parts.action_horizon),
+        (dit, "num_state_per_block", 1),
+        (dit, "out_dim", channels),
+        (dit, "in_dim", channels + beside),
+    ):
+        value = entries.count(name)
+        if value != expected:
+            raise CheckpointError(
+                f"{entries.place}: {name} is {value}; this engine runs networks in which it is {expected}"
+            )
+    if sizes.width % (2 * sizes.heads):
+        raise CheckpointError(
+            f"{dit.place}: num_heads is {sizes.heads}, expected a divisor of dim, {sizes.width}, with an even width "
+            "for each head"
+        )
+    if sizes.time_width % 2:
+        raise CheckpointError(f"{dit.place}: freq_dim is {sizes.time_width}, expected an even number")
+    if parts.frames % 4 != 1 or parts.latent_frames < parts.block_frames:
+        raise CheckpointError(
+            f"{head.place}: num_frames is {parts.frames}, expected 5, 9, 13 and so on: one frame, and four for every "
+            "further latent one"
+        )
+    if parts.image.width % parts.image.heads:
+        raise CheckpointError(
+            f"relay.json: encoders.image: heads is {parts.image.heads}, expected a divisor of width, "
+            f"{parts.image.width}"
+        )
+    if parts.image.image_size < parts.image.patch:
+        raise CheckpointError(
+            f"relay.json: encoders.image: image_size is {parts.image.image_size}, less than one patch of "
+            f"{parts.image.patch}"
+        )
+
+
+def _final_noise(head: _Entries) -> float | None:
+    decoupled = head.flag("decouple_inference_noise", False)
+    told = head.values.get("video_inference_final_noise") is not None
+    noise = head.number("video_inference_final_noise", 0, 1) if told else 0.8
+    return noise if decoupled else None
+
+
 def _video_size(head: _Entries) -> tuple[int, int] | None:
-    height, width = (head.values.get(f"target_video_{side}") for side in ("height", "width"))
-    return None if height is None or width is None else (int(height), int(width))
+    sides = ("target_video_height", "target_video_width")
+    if all(head.values.get(side) is None for side in sides):
+        return None
+    height, width = (head.count(side, _MOST_PIXELS) for side in sides)
+    return height, width
+
+
+_MOST_PIXELS = 4096
 
 
 def _sized(kind: Any, given: _Entries, name: str, released: Mapping[str, Any]) -> Any:
-    values = given.map(name).values if name in given.values else {}
-    fields = tuple(kind.__dataclass_fields__)
-    if unknown := values.keys() - set(fields):
-        raise CheckpointError(f"encoders.{name}.{min(unknown)} is not known; known are {', '.join(fields)}")
-    return kind(**{**released, **values})
+    own = given.map(name) if name in given.values else _Entries({}, "")
+    counts = [field for field in kind.__dataclass_fields__ if field != "version"]
+    refuse_unknown(own.values, counts, own.place)
+    sizes = {field: own.count(field, _MOST_LAYERS if field == "depth" else _MOST) for field in own.values}
+    return kind(**{**released, **sizes})
 
 
+@dataclass(frozen=True, slots=True)
 class _Entries:
-    """One map of the file, read entry by entry with errors that name the entry."""
+    """One map of the file and where it stands, which every error about one of its entries says."""
 
-    def __init__(self, values: Mapping[str, Any], path: str) -> None:
-        self.values, self._path = values, path
+    values: Mapping[str, Any]
+    place: str
 
     def map(self, name: str) -> _Entries:
-        value = self.values.get(name)
-        if not isinstance(value, Mapping):
-            raise CheckpointError(f"{self._path} has no map {name}; take the folder of a DreamZero checkpoint")
-        return _Entries(cast("Mapping[str, Any]", value), f"{self._path}.{name}")
+        value = entry(self.values, name, dict, self.place)
+        return _Entries(value, f"{self.place}{'.' if ': ' in self.place else ': '}{name}")
 
     def flag(self, name: str, default: bool) -> bool:
-        return entry_or(self.values, name, default, self._path)
+        return entry_or(self.values, name, default, self.place)
 
-    def integer(self, name: str) -> int:
-        value = self.values.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"{self._path}.{name} is {value!r}; expected a positive integer")
-        return value
+    def count(self, name: str, most: int = _MOST) -> int:
+        return count(self.values, name, most, self.place)
 
-    def number(self, name: str) -> float:
-        value = self.values.get(name)
-        try:
-            return float(cast("Any", value))
-        except (TypeError, ValueError):
-            raise CheckpointError(f"{self._path}.{name} is {value!r}; expected a number") from None
+    def number(self, name: str, low: float, high: float) -> float:
+        return number(self.values, name, low, high, self.place)
 
-    def text(self, name: str) -> str:
-        value = self.values.get(name)
-        if not isinstance(value, str):
-            raise CheckpointError(f"{self._path}.{name} is {value!r}; expected text")
-        return value
+    def last_of(self, name: str, choices: Collection[str]) -> str:
+        """The last part of a class's name, which must be one of the choices."""
+        path = entry(self.values, name, str, self.place)
+        return one_of({name: path.rpartition(".")[2]}, name, choices, self.place)

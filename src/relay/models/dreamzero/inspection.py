@@ -79,7 +79,8 @@ def inspect_checkpoint(
     attempt = Attempts(CheckpointError)
     if not is_dreamzero(folder):
         return Inspection(folder, problems=(_not_one(folder),))
-    settings = attempt(read_settings, folder) or {}
+    told = attempt(read_settings, folder)
+    settings = told or {}
     tensors = attempt(SafetensorsSource, folder)
     config = attempt(_read_config, folder, settings)
     files = attempt(_read_files, folder)
@@ -91,9 +92,10 @@ def inspect_checkpoint(
     if files is not None:
         tags = find_embodiments(*files)
         tag = attempt(_choose, embodiment or settings.get("embodiment"), tags)
-        if tag is not None:
+        if tag is not None and told is not None:  # whose digests count is not known otherwise
             prompts = attempt(read_prompts, folder / PROMPTS_FILE, tag, {**RELEASED, **settings.get("prompts", {})})
-            recipe = attempt(read_recipe, *files, tag, config) if config else None
+        if tag is not None and config is not None:
+            recipe = attempt(read_recipe, *files, tag, config)
     if recipe is not None and config is not None:
         attempt(_check_picture, recipe, config)
     if cameras is not None and recipe is not None and recipe.embodiment != DROID:
@@ -129,6 +131,10 @@ def _not_one(folder: Path) -> str:
     meant = [place for place in [*sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))] if is_dreamzero(place)]
     if meant:
         return f"{folder} is not a checkpoint; did you mean {meant[-1]}?"
+    try:
+        read_json(folder / CONFIG_FILE)
+    except CheckpointError as error:
+        return f"{folder} is not a DreamZero checkpoint: {error}"
     return (
         f"{folder} is not a DreamZero checkpoint: its {CONFIG_FILE} names no action head of the class WANPolicyHead; "
         "take the folder that holds it"

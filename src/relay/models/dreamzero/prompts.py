@@ -80,25 +80,27 @@ def read_prompts(path: Path, embodiment: str, digests: Mapping[str, str] = RELEA
     return Prompts(template, negative)
 
 
-def make_prompts(repository: Path, folder: Path) -> Path:
-    """Write `prompts.json` into a checkpoint folder, from a copy of dreamzero's repository; returns its path.
+def make_prompts(repository: Path) -> str:
+    """The content of a `prompts.json`, from a copy of dreamzero's repository.
 
     Raises:
-        CheckpointError: the repository's file is missing, or its texts are not the released model's.
+        CheckpointError: the repository's file is missing or cannot be read, or its texts are not the released model's.
     """
     source = repository / SOURCE
     if not source.is_file():
         raise CheckpointError(f"no {SOURCE} in {repository}; take a copy of dreamzero's repository")
-    texts = extract(source.read_text("utf-8", "replace"))
+    try:
+        code = source.read_text("utf-8", "replace")
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error.strerror}") from None
+    texts = extract(code)
     missing = [name for name in RELEASED if name not in texts]
     if missing:
         raise CheckpointError(f"{source} has no text for {', '.join(missing)}; take the repository as it was released")
     for name in RELEASED:
         _verify(name, texts[name], RELEASED, str(source))
     content = {NEGATIVE: texts[NEGATIVE], "templates": {name: texts[name] for name in RELEASED if name != NEGATIVE}}
-    path = folder / PROMPTS_FILE
-    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    return path
+    return json.dumps(content, indent=2) + "\n"
 
 
 def extract(code: str) -> dict[str, str]:
@@ -109,8 +111,10 @@ def extract(code: str) -> dict[str, str]:
     """
     try:
         tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError) as error:
         raise CheckpointError(f"{SOURCE} cannot be read as Python: {error}") from None
+    except (RecursionError, MemoryError):  # which of them depends on the release of Python
+        raise CheckpointError(f"{SOURCE} cannot be read as Python: it is nested too deeply") from None
     texts: dict[str, str] = {}
     for name, text in (*_templates(tree), *_negatives(tree)):
         if texts.setdefault(name, text) != text:
@@ -136,11 +140,14 @@ def _templates(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _pieces(node: ast.expr) -> Iterator[str]:
-    """The literal parts of a sum, and `{p}` for whatever else is in it."""
-    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        yield from _pieces(node.left)
-        node = node.right
-    yield node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else PLACE
+    """The literal parts of a sum, and `{p}` for whatever else is in it; a sum of any length."""
+    ahead = [node]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            ahead += [node.right, node.left]
+        else:
+            yield node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else PLACE
 
 
 def _negatives(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -157,7 +164,7 @@ def _negatives(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _verify(name: str, text: str, digests: Mapping[str, str], place: str) -> None:
-    digest = sha256(text.encode("utf-8")).hexdigest()
+    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     if digest != digests[name]:
         raise CheckpointError(
             f"{place}: the text for {name} is not the one the model was trained with (SHA-256 {digest[:12]}..., "

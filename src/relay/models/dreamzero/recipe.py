@@ -15,7 +15,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from relay.engine.json_entries import entry, entry_or
+from relay.engine.json_entries import count, did_you_mean, entry, entry_or, number
+from relay.engine.statistics import damage, numbers
 from relay.engine.weights import CheckpointError
 from relay.models.dreamzero.config import DreamZeroConfig
 from relay.models.dreamzero.frames import Views
@@ -113,15 +114,21 @@ def read_recipe(
     """
     if embodiment not in metadata:
         known = ", ".join(find_embodiments(conf, metadata)) or "none"
-        raise CheckpointError(f"embodiment {embodiment!r} is not one of this checkpoint's; it has {known}")
+        hint = did_you_mean(embodiment, metadata)
+        raise CheckpointError(f"embodiment {embodiment!r} is not one of this checkpoint's; it has {known}{hint}")
     own = entry(metadata, embodiment, dict, METADATA_FILE)
     modalities = entry(own, "modalities", dict, _at(embodiment))
     keys = _modality_keys(conf, embodiment)
     steps = _steps(conf, embodiment)
     _refuse_other_order(steps, keys)
     offsets = _relative_keys(conf)
-    state = tuple(_part(own, "state", key, None) for key in keys["state"])
-    actions = tuple(_part(own, "action", key, config.action_horizon, relative=key in offsets) for key in keys["action"])
+    statistics = entry(own, "statistics", dict, _at(embodiment))
+    place = f"{_at(embodiment)}.statistics"
+    state = tuple(_part(statistics, "state", key, None, place) for key in keys["state"])
+    actions = tuple(
+        _part(statistics, "action", key, config.action_horizon, place, relative=key in offsets)
+        for key in keys["action"]
+    )
     _check_modes(steps, keys)
     _check_widths(state, actions, config)
     return Recipe(
@@ -147,12 +154,24 @@ def _modality_keys(conf: Mapping[str, Any], embodiment: str) -> dict[str, tuple[
     found: dict[str, tuple[str, ...]] = {}
     for modality, prefix in _PREFIXES.items():
         place = f"{CONF_FILE}: modality_configs.{embodiment}.{modality}"
-        names = entry(entry(own, modality, dict, place), "modality_keys", list, place)
-        wrong = next((name for name in names if not (isinstance(name, str) and name.startswith(prefix))), None)
-        if wrong is not None or not names:
-            raise CheckpointError(f"{place}: modality_keys has {shown(wrong)}, expected names that begin with {prefix}")
+        names = _texts(entry(own, modality, dict, place), "modality_keys", place)
+        wrong = [name for name in names if not name.startswith(prefix)]
+        if wrong or not names:
+            told = shown(wrong[0]) if wrong else "no name"
+            raise CheckpointError(f"{place}: modality_keys has {told}, expected names that begin with {prefix}")
+        twice = [name for place, name in enumerate(names) if name in names[:place]]
+        if twice:
+            raise CheckpointError(f"{place}: modality_keys has {shown(twice[0])} twice")
         found[modality] = tuple(name.removeprefix(prefix) for name in names)
     return found
+
+
+def _texts(values: Mapping[str, Any], key: str, place: str) -> list[str]:
+    names = entry(values, key, list, place)
+    for name in names:
+        if not isinstance(name, str):
+            raise CheckpointError(f"{place}: {key} holds {shown(name)}, expected text")
+    return cast("list[str]", names)
 
 
 def _steps(conf: Mapping[str, Any], embodiment: str) -> dict[str, list[dict[str, Any]]]:
@@ -203,7 +222,9 @@ def _refuse_other_order(steps: Mapping[str, list[dict[str, Any]]], keys: Mapping
 def _relative_keys(conf: Mapping[str, Any]) -> frozenset[str]:
     """Keys whose actions are offsets from the state."""
     wanted = any(entry_or(conf, name, False, CONF_FILE) for name in ("relative_action", "relative_action_per_horizon"))
-    return frozenset(entry_or(conf, "relative_action_keys", [], CONF_FILE) if wanted else ())
+    if not wanted or conf.get("relative_action_keys") is None:
+        return frozenset()
+    return frozenset(_texts(conf, "relative_action_keys", CONF_FILE))
 
 
 def _check_modes(steps: Mapping[str, list[dict[str, Any]]], keys: Mapping[str, tuple[str, ...]]) -> None:
@@ -223,33 +244,39 @@ def _check_modes(steps: Mapping[str, list[dict[str, Any]]], keys: Mapping[str, t
                 )
 
 
-def _part(own: Mapping[str, Any], modality: str, key: str, horizon: int | None, *, relative: bool = False) -> Part:
-    """One key with its percentiles."""
-    embodiment = str(own.get("embodiment_tag", "the embodiment"))
-    place = f"{METADATA_FILE}: {embodiment}.statistics.{modality}"
-    statistics = entry(entry(own, "statistics", dict, METADATA_FILE), modality, dict, place)
-    values = entry(statistics, key, dict, place)
-    low, high = (_percentiles(values, name, f"{place}.{key}", horizon) for name in ("q01", "q99"))
+def _part(
+    statistics: Mapping[str, Any], modality: str, key: str, horizon: int | None, place: str, *, relative: bool = False
+) -> Part:
+    """One key with its percentiles; the statistics that are not used must be right too."""
+    values = entry(entry(statistics, modality, dict, place), key, dict, f"{place}.{modality}")
+    place = f"{place}.{modality}.{key}"
+    low, high = (_cut(_vector(values, name, place), name, place, horizon) for name in ("q01", "q99"))
     if low.shape != high.shape:
-        raise CheckpointError(f"{place}.{key}: q01 has shape {low.shape}, but q99 {high.shape}")
+        raise CheckpointError(f"{place}: q01 has shape {low.shape}, but q99 {high.shape}")
+    unused = {name: _vector(values, name, place) for name in _UNUSED if values.get(name) is not None}
+    if wrong := damage({"q01": low, "q99": high, **unused}, key):
+        raise CheckpointError(f"{place}: {wrong}; take the file of the training run, or compute it anew")
     return Part(key, low, high, relative)
 
 
-def _percentiles(values: Mapping[str, Any], name: str, place: str, horizon: int | None) -> NDArray[np.float64]:
+_UNUSED = ("min", "max", "mean", "std")
+
+
+def _vector(values: Mapping[str, Any], name: str, place: str) -> NDArray[np.float64]:
+    array = numbers(entry(values, name, list, place))
+    if array is None:
+        raise CheckpointError(f"{place}: {name} is not a list of numbers")
+    return array
+
+
+def _cut(array: NDArray[np.float64], name: str, place: str, horizon: int | None) -> NDArray[np.float64]:
     """(width,), or of actions (horizon, width)."""
-    given = entry(values, name, list, place)
-    try:
-        array = np.asarray(given, np.float64)
-    except (TypeError, ValueError):
-        raise CheckpointError(f"{place}: {name} is not a list of numbers") from None
     if array.ndim == 2 and horizon is not None:
         if len(array) < horizon:
             raise CheckpointError(f"{place}: {name} is of {len(array)} steps, but a chunk has {horizon}")
         array = array[:horizon]
-    elif array.ndim != 1 or array.size == 0:
+    if array.ndim not in ((1,) if horizon is None else (1, 2)) or array.size == 0:
         raise CheckpointError(f"{place}: {name} has shape {array.shape}, expected one number per dimension")
-    if not np.isfinite(array).all():
-        raise CheckpointError(f"{place}: {name} holds a number that is not finite")
     return array
 
 
@@ -275,31 +302,41 @@ def _views(
 ) -> Views:
     place = f"{_at(embodiment)}.modalities.video"
     video = entry(modalities, "video", dict, place)
-    sizes = {tuple(entry(entry(video, camera, dict, place), "resolution", list, place)) for camera in cameras}
+    sizes = {_resolution(video, camera, place) for camera in cameras}
     if len(sizes) != 1:
         raise CheckpointError(f"{place}: the views have the resolutions {sorted(sizes)}, expected one for all")
-    (size,) = sizes
-    if len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
-        raise CheckpointError(f"{place}: resolution is {list(size)}, expected [width, height]")
-    crop = _only(steps, "VideoCrop", embodiment).get("scale")
-    if not isinstance(crop, int | float) or not 0 < crop <= 1:
-        raise CheckpointError(f"{CONF_FILE}: the scale of VideoCrop is {shown(crop)}, expected a share up to 1")
+    ((width, height),) = sizes
+    crop = number(_only(steps, "VideoCrop", embodiment), "scale", _LEAST_CROP, 1, f"{CONF_FILE}: VideoCrop")
     resize = _only(steps, "VideoResize", embodiment)
     if resize.get("interpolation", "linear") != "linear" or resize.get("antialias", True) is not True:
         raise CheckpointError(f"{CONF_FILE}: VideoResize is expected to be linear with antialias")
-    tile = tuple(entry(resize, side, int, f"{CONF_FILE}: VideoResize") for side in ("height", "width"))
+    tile = tuple(count(resize, side, _MOST_PIXELS, f"{CONF_FILE}: VideoResize") for side in ("height", "width"))
     droid = embodiment == DROID
     if len(cameras) > 3 or (droid and len(cameras) != 3):
         stitched = "three" if droid else "up to three"
         raise CheckpointError(f"{place}: {embodiment} has {len(cameras)} views; {stitched} can be stitched")
-    width, height = size
-    return Views((height, width), float(crop), (tile[0], tile[1]), len(cameras), wrist_on_top=droid)
+    return Views((height, width), crop, (tile[0], tile[1]), len(cameras), wrist_on_top=droid)
+
+
+_LEAST_PIXELS, _MOST_PIXELS = 16, 4096
+_LEAST_CROP = 0.1
+
+
+def _resolution(video: Mapping[str, Any], camera: str, place: str) -> tuple[int, int]:
+    """(width, height)."""
+    own = f"{place}.{camera}"
+    sides = entry(entry(video, camera, dict, place), "resolution", list, own)
+    if len(sides) != 2 or not all(type(side) is int and _LEAST_PIXELS <= side <= _MOST_PIXELS for side in sides):
+        raise CheckpointError(
+            f"{own}: resolution is {sides}, expected [width, height] of {_LEAST_PIXELS} to {_MOST_PIXELS:,} pixels"
+        )
+    return sides[0], sides[1]
 
 
 def _formalize(steps: Mapping[str, list[dict[str, Any]]]) -> bool:
     formalize = False
     for step in steps.get("DreamTransform", []):
-        if step.get("always_use_default_instruction"):
+        if entry_or(step, "always_use_default_instruction", False, f"{CONF_FILE}: DreamTransform"):
             raise CheckpointError(f"{CONF_FILE}: always_use_default_instruction is set, which this server doesn't do")
         formalize = entry_or(step, "formalize_language", False, f"{CONF_FILE}: DreamTransform")
     return formalize

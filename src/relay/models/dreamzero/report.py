@@ -44,7 +44,7 @@ def inspect(
     if found.config is not None and found.tensors is not None:
         try:
             network = empty_network(found.config, found.tensors.shapes, torch.bfloat16)
-            misfits = find_problems(network, found.tensors.shapes)
+            misfits = find_problems(network, found.tensors.shapes, found.tensors.dtypes)
             problems += [do_not_fit(misfits)] if misfits else []
         except CheckpointError as error:
             problems.append(str(error))

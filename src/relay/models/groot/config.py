@@ -210,7 +210,7 @@ def read_config(config: Mapping[str, Any], backbone: Mapping[str, Any] | None = 
     sizes = _Section("backbone", COSMOS_REASON2 if backbone is None else backbone)
     vision, text, image_token_id = _read_backbone(sizes)
     read = GrootConfig(
-        select_layer=top.count("select_layer"),
+        select_layer=top.count("select_layer", _MOST_LAYERS),
         backbone_embedding_dim=top.count("backbone_embedding_dim"),
         hidden_size=top.count("hidden_size"),
         input_embedding_dim=top.count("input_embedding_dim"),
@@ -242,11 +242,15 @@ def read_config(config: Mapping[str, Any], backbone: Mapping[str, Any] | None = 
 
 
 _FEATURES = "backbone_embedding_dim"
+_MOST_LAYERS = 1024
+"""A damaged number would otherwise be built first and refused then."""
 
 
 def _read_stack(section: _Section) -> StackSizes:
     return StackSizes(
-        section.count("num_layers"), section.count("num_attention_heads"), section.count("attention_head_dim")
+        section.count("num_layers", _MOST_LAYERS),
+        section.count("num_attention_heads"),
+        section.count("attention_head_dim"),
     )
 
 
@@ -259,7 +263,7 @@ def _read_backbone(section: _Section) -> tuple[VisionSizes, TextSizes, int]:
     vision.must_be("in_channels", 3)
     vision_sizes = VisionSizes(
         width=vision.count("hidden_size"),
-        depth=vision.count("depth"),
+        depth=vision.count("depth", _MOST_LAYERS),
         mlp=vision.count("intermediate_size"),
         heads=vision.count("num_heads"),
         patch=vision.count("patch_size"),
@@ -320,10 +324,10 @@ class _Section:
             raise self._wrong(key, "a JSON object")
         return _Section(f"{self.place}: {key}", value)
 
-    def count(self, key: str) -> int:
+    def count(self, key: str, most: int = 2**20) -> int:
         value = self.get(key)
-        if type(value) is not int or value < 1:
-            raise self._wrong(key, "a whole number of at least 1")
+        if type(value) is not int or not 1 <= value <= most:
+            raise self._wrong(key, f"a whole number from 1 to {most:,}")
         return value
 
     def number(self, key: str) -> float:

@@ -26,8 +26,9 @@ from relay.models.groot.formats import (
     recognise,
 )
 from relay.models.groot.lerobot import PREPROCESSOR_FILE, LerobotTensors, read_lerobot
-from relay.models.groot.recipe import Recipe, read_recipe
+from relay.models.groot.recipe import Recipe, read_recipe, unread_settings
 from relay.models.groot.settings import SETTINGS_FILE, read_settings
+from relay.models.groot.weights import canonical_names
 from relay.protocol.wording import shown
 
 
@@ -40,7 +41,7 @@ class Inspection:
         recipe: the one that is served.
         statistics: where the statistics stand.
         settings: of `relay.json`.
-        remarks: what the training side does besides, and this server doesn't.
+        remarks: what the training side does besides, or its files say, and this server doesn't do.
         problems: why the folder cannot be served, a sentence each with its remedy.
     """
 
@@ -135,7 +136,7 @@ def _read_files(folder: Path, form: Format, stated: Mapping[str, Any], settings:
     place = processor_file(folder, STATISTICS_FILE)
     ids = read_json(processor_file(folder, EMBODIMENTS_FILE)) if _has_ids(folder) else None
     _agree(stated, processor)
-    return _Files(stated, processor, read_json(place), ids, place)
+    return _Files(stated, processor, read_json(place), ids, place, unread_settings(processor))
 
 
 def _has_ids(folder: Path) -> bool:
@@ -159,7 +160,7 @@ def _agree(config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
 def _recipe(files: _Files, config: GrootConfig, embodiment: str | None) -> Recipe:
     if embodiment is None:
         embodiment = _only(files)
-    return read_recipe(
+    recipe = read_recipe(
         files.processor,
         files.statistics,
         files.embodiment_ids,
@@ -169,6 +170,13 @@ def _recipe(files: _Files, config: GrootConfig, embodiment: str | None) -> Recip
         action_horizon=config.action_horizon,
         state_history_length=config.state_history_length,
     )
+    slot, count = recipe.embodiment.slot, config.max_num_embodiments
+    if slot >= count:
+        raise CheckpointError(
+            f"{EMBODIMENTS_FILE}: the slot of {recipe.embodiment.tag} is {slot}, but the network has {count}, from 0 "
+            f"to {count - 1}"
+        )
+    return recipe
 
 
 def _only(files: _Files) -> str:
@@ -189,4 +197,5 @@ def _tags(files: _Files) -> tuple[str, ...]:
 
 def _open_tensors(folder: Path, form: Format) -> TensorSource:
     source = SafetensorsSource(folder)
+    canonical_names(source.shapes)  # refuses a tensor that is there under both of its names
     return LerobotTensors(source) if form == "lerobot" else source

@@ -100,9 +100,9 @@ def read_lerobot(folder: Path, stated: Mapping[str, Any], base: Mapping[str, Any
             "modality_configs": {tag: modality},
             **images,
             "lerobot_frames": True,
-            "formalize_language": pack.get("formalize_language", True),
-            "use_percentiles": pack.get("use_percentiles", False),
-            "clip_outliers": pack.get("clip_outliers", True),
+            "formalize_language": entry_or(pack, "formalize_language", True, PREPROCESSOR_FILE),
+            "use_percentiles": entry_or(pack, "use_percentiles", False, PREPROCESSOR_FILE),
+            "clip_outliers": entry_or(pack, "clip_outliers", True, PREPROCESSOR_FILE),
             "use_relative_action": relative,
             "apply_sincos_state_encoding": False,
             "max_state_dim": pack.get("max_state_dim"),
@@ -110,7 +110,7 @@ def read_lerobot(folder: Path, stated: Mapping[str, Any], base: Mapping[str, Any
             "max_action_horizon": config["action_horizon"],
         },
         statistics={tag: statistics},
-        embodiment_ids=pack.get("embodiment_mapping"),
+        embodiment_ids=entry_or(pack, "embodiment_mapping", {}, PREPROCESSOR_FILE),
         remarks=_remarks(stated, tag),
     )
 
@@ -191,7 +191,8 @@ def _flat(
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """One state and one action, scaled by a data set's smallest and largest values."""
     features = [key for key in entry_or(stated, "input_features", {}, CONFIG_FILE) if key.startswith(IMAGES)]
-    cameras = pack.get("video_modality_keys") or sorted(key.removeprefix(IMAGES) for key in features)
+    named = entry_or(pack, "video_modality_keys", [], PREPROCESSOR_FILE)
+    cameras = named or sorted(key.removeprefix(IMAGES) for key in features)
     horizon = entry(pack, "valid_action_horizon", int, PREPROCESSOR_FILE)
     frames = entry_or(pack, "video_horizon", 1, PREPROCESSOR_FILE)
     modality = {

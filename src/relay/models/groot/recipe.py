@@ -14,7 +14,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from relay.engine.json_entries import entry, entry_or
+from relay.engine.json_entries import did_you_mean, entry, entry_or
+from relay.engine.statistics import damage, numbers
 from relay.engine.weights import CheckpointError
 from relay.models.groot.embodiments import Embodiment, resolve
 from relay.protocol.wording import shown
@@ -370,19 +371,14 @@ class _Numbers:
         raise CheckpointError(f"{self._place(modality, key)} has none of {', '.join(_STATISTICS)}")
 
     def pair(self, modality: str, key: str, first: str, second: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Two statistics of a key, either its ends or its mean and deviation; the unused ones must be numbers too."""
+        """Two statistics of a key, either its ends or its mean and deviation; the unused ones must be right too."""
         place, told = self._place(modality, key), self._of(modality, key)
         low, high = self._vector(modality, key, first), self._vector(modality, key, second)
         if low.shape != high.shape:
             raise CheckpointError(f"{place}: {first} has shape {low.shape}, but {second} {high.shape}")
-        for name in _STATISTICS:
-            if told.get(name) is not None:
-                self._vector(modality, key, name)
-        if first != "mean" and (turned := np.argwhere(low > high)).size:
-            where = tuple(turned[0].tolist())
-            raise CheckpointError(
-                f"{place}: {first} of value {where[-1]} is {low[where]}, above {second}, {high[where]}"
-            )
+        given = {name: self._vector(modality, key, name) for name in _STATISTICS if told.get(name) is not None}
+        if wrong := damage(given, key):
+            raise CheckpointError(f"{place}: {wrong}; take the file of the training run, or compute it anew")
         return low, high
 
     def _vector(self, modality: str, key: str, name: str) -> NDArray[np.float64]:
@@ -390,15 +386,12 @@ class _Numbers:
         value = self._of(modality, key).get(name)
         if value is None:
             raise CheckpointError(f"{place} has no {name}")
-        try:
-            vector = np.asarray(value, np.float64)
-        except (TypeError, ValueError, OverflowError):
-            raise CheckpointError(f"{place}: {name} is not a list of numbers") from None
+        vector = numbers(value)
+        if vector is None:
+            raise CheckpointError(f"{place}: {name} is not a list of numbers")
         most = 2 if modality == "relative_action" else 1
         if not 1 <= vector.ndim <= most or vector.size == 0:
             raise CheckpointError(f"{place}: {name} has shape {vector.shape}, expected one entry per value")
-        if not np.isfinite(vector).all():
-            raise CheckpointError(f"{place}: {name} holds {vector[~np.isfinite(vector)][0]}, expected finite numbers")
         return vector
 
     def _of(self, modality: str, key: str) -> Mapping[str, Any]:
@@ -408,6 +401,50 @@ class _Numbers:
 
     def _place(self, modality: str, key: str) -> str:
         return f"{STATISTICS_FILE}: {modality} of {key!r} of {self.tag}"
+
+
+def unread_settings(processor: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence for each of `processor_kwargs` that is neither read here nor of training alone."""
+    return tuple(
+        f"{PROCESSOR_FILE}: {key} is not known and has no effect here{did_you_mean(key, _READ)}"
+        for key in processor
+        if key not in _READ and key not in _OF_TRAINING
+    )
+
+
+_READ = (
+    "modality_configs",
+    "use_percentiles",
+    "clip_outliers",
+    "use_relative_action",
+    "apply_sincos_state_encoding",
+    "exclude_state",
+    "formalize_language",
+    "image_crop_size",
+    "image_target_size",
+    "shortest_image_edge",
+    "crop_fraction",
+    "letter_box_transform",
+    "use_albumentations",
+    "use_tactile",
+    "max_state_dim",
+    "max_action_dim",
+    "max_action_horizon",
+)
+_OF_TRAINING = (
+    "random_rotation_angle",
+    "color_jitter_params",
+    "extra_augmentation_config",
+    "state_dropout_prob",
+    "use_mean_std",  # written down, but every key says itself how it is scaled
+    "model_name",
+    "model_type",
+    "transformers_loading_kwargs",
+    "tactile_state_keys",
+    "tactile_input_shape",
+    "tactile_embed_dim",
+)
+"""Arguments of Isaac-GR00T's processor; those of tactile inputs mean nothing where `use_tactile` is off."""
 
 
 _STATISTICS = ("min", "max", "mean", "std", "q01", "q99")

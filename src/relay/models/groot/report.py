@@ -33,7 +33,7 @@ def inspect(
     found = inspect_checkpoint(folder, embodiment=embodiment, tokenizer=tokenizer)
     problems = list(found.problems)
     if found.config is not None and found.tensors is not None:
-        misfits = find_problems(found.config, found.tensors.shapes)
+        misfits = find_problems(found.config, found.tensors.shapes, found.tensors.dtypes)
         problems += [do_not_fit(misfits)] if misfits else []
     sections, frames, refused = _sections(found), {}, None
     if not found.problems and found.tokenizer is not None and found.recipe is not None:

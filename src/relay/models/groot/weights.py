@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from relay.engine.base import Progress
-from relay.engine.weights import CheckpointError, TensorSource
+from relay.engine.weights import CheckpointError, TensorSource, no_floats
 from relay.models.groot.config import GrootConfig
 from relay.models.groot.dit import DiffusionBlock
 from relay.models.groot.embodiment_maps import EmbodimentMaps, SlotLinear
@@ -67,7 +67,8 @@ def load_weights(
         slots: of the embodiments to be served; of other embodiments' maps nothing is kept. By default all.
 
     Raises:
-        CheckpointError: listing every missing, unknown and mis-shaped tensor, before anything is read.
+        CheckpointError: listing every missing and unknown tensor, and those of another shape or kind, before anything
+            is read.
     """
     slots = range(config.max_num_embodiments) if slots is None else slots
     outside = [slot for slot in slots if not 0 <= slot < config.max_num_embodiments]
@@ -75,7 +76,7 @@ def load_weights(
         raise CheckpointError(f"no slot {outside[0]} of 0 to {config.max_num_embodiments - 1}, max_num_embodiments")
     with torch.device("meta"):
         model = Groot(config, slots)
-    problems = find_problems(config, source.shapes)
+    problems = find_problems(config, source.shapes, source.dtypes)
     if problems:
         raise CheckpointError(do_not_fit(problems))
     model.to(dtype).to_empty(device=device).requires_grad_(False)
@@ -83,7 +84,7 @@ def load_weights(
     parts = sorted(packing(model), key=lambda part: -torch.Size(part.shape).numel())
     total, done = sum(torch.Size(part.shape).numel() for part in parts), 0
     for part in parts:
-        write(part, _read_float(source, stored[part.name]))
+        write(part, source.read(stored[part.name]))
         done += torch.Size(part.shape).numel()
         progress("loading weights", done / total)
     return model.eval()
@@ -105,7 +106,9 @@ def do_not_fit(problems: Sequence[str]) -> str:
     )
 
 
-def find_problems(config: GrootConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+def find_problems(
+    config: GrootConfig, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, torch.dtype]
+) -> list[str]:
     """What keeps tensors of these names and shapes from filling such a network, a sentence each; sorted."""
     stored, expected = canonical_names(shapes), checkpoint_shapes(config)
     problems = [f"missing: {name}" for name in expected.keys() - stored.keys()]
@@ -114,6 +117,7 @@ def find_problems(config: GrootConfig, shapes: Mapping[str, tuple[int, ...]]) ->
         for name, shape in expected.items()
         if name in stored and shapes[stored[name]] != shape
     ]
+    problems += no_floats((stored[name] for name in expected if name in stored), dtypes)
     unknown = sorted(stored.keys() - expected.keys() - set(UNUSED))
     adapters = [name for name in unknown if "lora_" in name.lower()]
     problems += [f"unknown: {name}" for name in unknown if name not in adapters]
@@ -150,13 +154,6 @@ def canonical_names(names: Iterable[str]) -> dict[str, str]:
             raise CheckpointError(f"the checkpoint holds {plain} twice, once as {LEROBOT_PREFIX}{plain}")
         stored[plain] = name
     return stored
-
-
-def _read_float(source: TensorSource, name: str) -> Tensor:
-    tensor = source.read(name)
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"{name} holds {tensor.dtype}, expected floating-point numbers")
-    return tensor
 
 
 def packing(model: Groot) -> Iterator[Stored]:

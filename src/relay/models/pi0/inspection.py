@@ -57,8 +57,10 @@ class Inspection:
     tensors: TensorSource | None = field(default=None, repr=False)
 
     def tensor_problems(self) -> list[str]:
-        """Every tensor that is missing, unknown or of another shape; needs no setting."""
-        return find_problems(_of_sizes(self.sizes), self.tensors.shapes) if self.sizes and self.tensors else []
+        """Every tensor that is missing, unknown, or of another shape or kind; needs no setting."""
+        if self.sizes is None or self.tensors is None:
+            return []
+        return find_problems(_of_sizes(self.sizes), self.tensors.shapes, self.tensors.dtypes)
 
 
 def inspect_checkpoint(

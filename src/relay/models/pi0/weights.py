@@ -16,7 +16,7 @@ from torch import Tensor
 
 from relay.engine.base import Progress
 from relay.engine.weights import CheckpointError as CheckpointError
-from relay.engine.weights import TensorSource
+from relay.engine.weights import TensorSource, no_floats
 from relay.models.pi0.config import Pi0Config, TransformerSize, VisionSize
 from relay.models.pi0.model import Pi0
 
@@ -59,12 +59,13 @@ def load_weights(
         dtype: of the large matrices; the rest is float32.
 
     Raises:
-        CheckpointError: listing every missing, unknown and mis-shaped tensor, before anything is read.
+        CheckpointError: listing every missing and unknown tensor, and those of another shape or kind, before anything
+            is read.
     """
     with torch.device("meta"):
         model = Pi0(config).to_compute_dtype(dtype)
     stored = canonical_names(source.shapes)
-    problems = find_problems(config, source.shapes)
+    problems = find_problems(config, source.shapes, source.dtypes)
     if problems:
         raise CheckpointError(do_not_fit(config.family, problems))
     empty = dict(model.named_parameters())
@@ -106,7 +107,9 @@ def checkpoint_shapes(config: Pi0Config) -> dict[str, tuple[int, ...]]:
     }
 
 
-def find_problems(config: Pi0Config, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+def find_problems(
+    config: Pi0Config, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, torch.dtype]
+) -> list[str]:
     """What keeps tensors of these names and shapes from filling such a network, a sentence each; sorted."""
     stored, expected = canonical_names(shapes), checkpoint_shapes(config)
     problems = [f"missing: {name}" for name in expected.keys() - stored.keys()]
@@ -115,6 +118,7 @@ def find_problems(config: Pi0Config, shapes: Mapping[str, tuple[int, ...]]) -> l
         for name, shape in expected.items()
         if name in stored and shapes[stored[name]] != shape
     ]
+    problems += no_floats((stored[name] for name in expected if name in stored), dtypes)
     unknown = sorted(stored.keys() - expected.keys() - set(UNUSED))
     adapters = [name for name in unknown if "lora_" in name.lower()]
     problems += [f"unknown: {name}" for name in unknown if name not in adapters]
@@ -139,18 +143,11 @@ def _read(
     packed: Packed, source: TensorSource, stored: Mapping[str, str], empty: Tensor, device: torch.device
 ) -> Tensor:
     if len(packed.sources) == 1:
-        return _read_float(source, stored[packed.sources[0]]).to(device, empty.dtype)
+        return source.read(stored[packed.sources[0]]).to(device, empty.dtype)
     whole = torch.empty(empty.shape, dtype=empty.dtype, device=device)
     for name, place in zip(packed.sources, split(whole, packed), strict=True):
-        place.copy_(_read_float(source, stored[name]))
+        place.copy_(source.read(stored[name]))
     return whole
-
-
-def _read_float(source: TensorSource, name: str) -> Tensor:
-    tensor = source.read(name)
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"{name} holds {tensor.dtype}, expected floating-point numbers")
-    return tensor
 
 
 def save_weights(model: Pi0, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -210,27 +207,31 @@ def read_sizes(stored_shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
     """Family and sizes from the tensors' names and shapes.
 
     Raises:
-        CheckpointError: when a tensor that tells a size is missing.
+        CheckpointError: when a tensor that tells a size is missing or has other axes.
     """
     shapes = {name: stored_shapes[stored] for name, stored in canonical_names(stored_shapes).items()}
 
-    def shape(name: str) -> tuple[int, ...]:
+    def shape(name: str, axes: int = 2) -> tuple[int, ...]:
         if name not in shapes:
             raise CheckpointError(
                 f"not a pi0 or pi05 checkpoint: it has no tensor {name}; take a whole one of these models"
             )
+        if len(shapes[name]) != axes or 0 in shapes[name]:
+            raise CheckpointError(
+                f"wrong shape: {name} is {shapes[name]}, expected {axes} axes, none of them empty; take a whole, "
+                "unmodified checkpoint"
+            )
         return shapes[name]
 
     def depth(prefix: str) -> int:
-        return 1 + max(
-            (int(name[len(prefix) :].split(".", 1)[0]) for name in shapes if name.startswith(prefix)), default=-1
-        )
+        layers = (name[len(prefix) :].split(".", 1)[0] for name in shapes if name.startswith(prefix))
+        return 1 + max((int(layer) for layer in layers if _LAYER.fullmatch(layer)), default=-1)
 
     def transformer(prefix: str) -> TransformerSize:
         mlp, width = shape(prefix + "layers.0.mlp.up_proj.weight")
         return TransformerSize(width=width, depth=depth(prefix + "layers."), mlp=mlp)
 
-    vision_width, _, patch, _ = shape(_VISION + "embeddings.patch_embedding.weight")
+    vision_width, _, patch, _ = shape(_VISION + "embeddings.patch_embedding.weight", axes=4)
     patches, _ = shape(_VISION + "embeddings.position_embedding.weight")
     action_dim = shape("action_out_proj.weight")[0]
     return Sizes(
@@ -247,6 +248,9 @@ def read_sizes(stored_shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
         vocab_size=shape(_EMBEDDING)[0],
         action_dim=action_dim,
     )
+
+
+_LAYER = re.compile(r"\d{1,3}")
 
 
 def packing(config: Pi0Config) -> Iterator[Packed]:
