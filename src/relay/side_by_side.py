@@ -69,7 +69,7 @@ class _Helpers:
         self.free = threading.Lock()
         self._calls: SimpleQueue[_Shared[Any, Any] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._allowed: set[int | None] = set()
+        self._allowed: set[int] = set()
 
     def share(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         shared = _Shared(work, items)
