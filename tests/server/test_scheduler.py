@@ -22,9 +22,9 @@ from relay.server.settings import ServerSettings
 
 
 @asynccontextmanager
-async def scheduling(engine: FakeEngine, **settings: int) -> AsyncIterator[Scheduler]:
+async def scheduling(engine: FakeEngine, *, prepare_threads: int = 1, **settings: int) -> AsyncIterator[Scheduler]:
     worker = Worker(lambda progress: engine, lambda fatal: None)
-    scheduler = Scheduler(worker, ServerSettings(**{"prepare_threads": 1, **settings}))
+    scheduler = Scheduler(worker, ServerSettings(prepare_threads=prepare_threads, **settings))
     worker.start()
     try:
         yield scheduler
