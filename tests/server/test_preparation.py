@@ -218,9 +218,28 @@ async def test_one_turn_of_the_loop_prepares_only_so_much_in_place():
     engine = CountedEngine()
     async with preparing() as preparation:
         preparation._seconds[(0, 0, 0)] = 0.000_1  # pyright: ignore[reportPrivateUsage]
-        many = [asyncio.create_task(prepare(preparation, engine, client, busy=TURN_S)) for client in range(4)]
+        many = [asyncio.create_task(prepare(preparation, engine, client, busy=TURN_S / 3)) for client in range(8)]
         await asyncio.gather(*many)
-    assert engine.places == ["here"] + ["thread"] * 3
+    assert engine.places[0] == "here"
+    assert engine.places.count("here") <= 3
+
+
+async def test_the_next_turn_of_the_loop_prepares_in_place_again():
+    engine = CountedEngine()
+    async with preparing() as preparation:
+        for _ in range(8):
+            preparation._seconds[(0, 0, 0)] = 0.000_1  # pyright: ignore[reportPrivateUsage]
+            await prepare(preparation, engine, busy=TURN_S / 3)
+            await asyncio.sleep(0)
+    assert engine.places == ["here"] * 8
+
+
+async def test_a_kind_that_was_slow_once_has_to_be_quick_several_times():
+    engine = CountedEngine()
+    async with preparing() as preparation:
+        for busy in (0.02, 0.0, 0.0, 0.0):
+            await prepare(preparation, engine, busy=busy)
+    assert engine.places == ["thread"] * 4
 
 
 async def test_a_request_does_not_pass_one_that_a_thread_prepares():
