@@ -242,6 +242,34 @@ async def test_a_kind_that_was_slow_once_has_to_be_quick_several_times():
     assert engine.places == ["thread"] * 4
 
 
+async def test_an_engine_that_waits_does_not_pass_for_cheap():
+    class WaitingEngine(CountedEngine):
+        def prepare(self, observation: Observation, options: Options) -> Prepared:
+            sleep(0.02)  # takes no time of the processor
+            return super().prepare(observation, options)
+
+    engine = WaitingEngine()
+    async with preparing() as preparation:
+        for _ in range(3):
+            await prepare(preparation, engine)
+    assert engine.places == ["thread"] * 3
+
+
+async def test_as_many_are_prepared_at_once_as_there_are_threads():
+    engine = CountedEngine()
+    async with preparing(threads=2) as preparation:
+        engine.gate.clear()
+        tasks = [asyncio.create_task(prepare(preparation, engine, client)) for client in range(3)]
+        end = perf_counter() + 5
+        while len(engine.seen) < 2 and perf_counter() < end:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
+        begun = len(engine.seen)
+        engine.gate.set()
+        await asyncio.gather(*tasks)
+    assert begun == 2
+
+
 async def test_a_request_does_not_pass_one_that_a_thread_prepares():
     engine = CountedEngine()
     async with preparing() as preparation:
