@@ -214,7 +214,8 @@ async def test_an_observation_of_very_many_values_is_left_to_the_threads():
     assert engine.places[-1] == "thread"
 
 
-async def test_one_turn_of_the_loop_prepares_only_so_much_in_place():
+async def test_one_turn_of_the_loop_prepares_only_so_much_in_place(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Preparation, "_learn", lambda *of_a_busy_machine: None)
     engine = CountedEngine()
     async with preparing() as preparation:
         preparation._seconds[(0, 0, 0)] = 0.000_1  # pyright: ignore[reportPrivateUsage]
@@ -224,11 +225,12 @@ async def test_one_turn_of_the_loop_prepares_only_so_much_in_place():
     assert engine.places.count("here") <= 3
 
 
-async def test_the_next_turn_of_the_loop_prepares_in_place_again():
+async def test_the_next_turn_of_the_loop_prepares_in_place_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Preparation, "_learn", lambda *of_a_busy_machine: None)
     engine = CountedEngine()
     async with preparing() as preparation:
+        preparation._seconds[(0, 0, 0)] = 0.000_1  # pyright: ignore[reportPrivateUsage]
         for _ in range(8):
-            preparation._seconds[(0, 0, 0)] = 0.000_1  # pyright: ignore[reportPrivateUsage]
             await prepare(preparation, engine, busy=TURN_S / 3)
             await asyncio.sleep(0)
     assert engine.places == ["here"] * 8
