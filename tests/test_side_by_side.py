@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -104,6 +106,102 @@ def test_an_interrupted_caller_leaves_no_work_behind():
     time.sleep(0.2)
     assert len(done) <= 2
     assert side_by_side(slowly, range(3)) == [0, 1, 4]
+
+
+def test_whatever_ends_a_helpers_work_reaches_the_caller():
+    def work(item: int) -> int:
+        time.sleep(0.02)
+        if threading.current_thread().name == "relay-side-by-side":
+            raise SystemExit(7)
+        return item
+
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            side_by_side(work, range(4))
+        except SystemExit as error:
+            raised.append(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(10)
+
+    assert [str(error) for error in raised] == ["7"]
+    assert side_by_side(slowly, range(4)) == [0, 1, 4, 9]
+
+
+def test_the_caller_works_alone_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
+
+    assert side_by_side(lambda item: threading.current_thread(), range(3)) == [threading.current_thread()] * 3
+
+
+def test_threads_that_could_not_be_started_are_left_no_work(helpers: module._Helpers, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse_to_start)
+        for _ in range(3):
+            side_by_side(slowly, range(3))
+    assert helpers._calls.empty()
+
+    test_helpers_take_part()
+
+
+def refuse_to_start(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be bound to cores here")
+def test_helpers_keep_to_the_cores_that_the_caller_was_left_later():
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one core only")
+    side_by_side(slowly, range(6))
+    left = {min(before)}
+    os.sched_setaffinity(0, left)
+    try:
+        seen = side_by_side(lambda item: time.sleep(0.02) or os.sched_getaffinity(0), range(6))
+    finally:
+        os.sched_setaffinity(0, before)
+
+    assert seen == [left] * 6
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be bound to cores here")
+def test_helpers_come_back_when_the_caller_has_its_cores_again(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_usable_cores", lambda: {0})
+        assert side_by_side(lambda item: threading.current_thread(), range(3)) == [threading.current_thread()] * 3
+    monkeypatch.setattr(module, "_usable_cores", lambda: {0, 1})
+
+    test_helpers_take_part()
+
+
+def test_an_interpreter_without_ctypes_has_helpers_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+
+    assert module._find_sched_getcpu() is None
+
+
+def test_the_program_ends_after_what_a_helper_has_begun():
+    program = """
+import os, threading, time
+from relay import side_by_side as module
+module._helpers.count = 1
+def work(item):
+    if threading.current_thread() is threading.main_thread():
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+    time.sleep(0.5)
+    os.write(1, b"finished")
+try:
+    module.side_by_side(work, range(2))
+except KeyboardInterrupt:
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"finished", b"")
 
 
 def test_nothing_of_a_call_is_kept_until_the_next():

@@ -5,8 +5,8 @@ Meant for work that lets other threads run, as image codecs do, and that takes a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import ctypes
 import os
 import threading
 from collections import deque
@@ -18,6 +18,9 @@ from typing import Any, Final, Generic, TypeVar
 
 MOST_HELPERS: Final = 3
 """Threads beside the caller's; robots have two to four cameras."""
+
+FAREWELL_S: Final = 5.0
+"""How long the end of the program waits for a helper to finish its frame."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -33,7 +36,7 @@ def side_by_side(work: Callable[[_Item], _Result], items: Sequence[_Item], /) ->
         Exception: what `work` raised for the first item that failed; others may have been worked on by then.
     """
     helpers = _helpers
-    if len(items) < 2 or not helpers.count or not _help_wanted.get() or not helpers.free.acquire(blocking=False):
+    if len(items) < 2 or not _help_wanted.get() or not helpers.free.acquire(blocking=False):
         return [work(item) for item in items]
     try:
         return helpers.share(work, items)
@@ -64,39 +67,68 @@ class _Helpers:
         self._cores = _usable_cores()
         self.count = min(MOST_HELPERS, len(self._cores) - 1)
         self.free = threading.Lock()
-        self._calls: SimpleQueue[_Shared[Any, Any]] = SimpleQueue()
+        self._calls: SimpleQueue[_Shared[Any, Any] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._avoided: int | None = None
+        self._allowed: set[int] = set()
 
     def share(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         shared = _Shared(work, items)
+        self._look_at_the_cores()
         wanted = min(self.count, len(items) - 1)
-        while len(self._threads) < wanted:
-            self._threads.append(threading.Thread(target=self._help, name="relay-side-by-side", daemon=True))
-            self._threads[-1].start()
-            self._avoided = None
-        self._avoid_the_callers_core()
-        for _ in range(wanted):
+        self._start(wanted)
+        self._keep_off_the_callers_core()
+        for _ in self._threads[:wanted]:
             self._calls.put(shared)
         return shared.finish()
 
-    def _avoid_the_callers_core(self) -> None:
+    def _look_at_the_cores(self) -> None:
+        """A program may leave its threads fewer cores once it runs, to keep the others for a control loop."""
+        cores = _usable_cores()
+        if cores != self._cores:
+            self._cores, self.count = cores, min(MOST_HELPERS, len(cores) - 1)
+
+    def _start(self, wanted: int) -> None:
+        while len(self._threads) < wanted:
+            thread = threading.Thread(target=self._help, name="relay-side-by-side", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the process may have no more, or is about to end
+                return
+            self._threads.append(thread)
+            self._allowed = set()
+
+    def _keep_off_the_callers_core(self) -> None:
         """Linux likes to wake a thread on the core of the one that wakes it, and there the two only take turns.
 
         Three frames of 224 pixels took 0.8 ms so, as if alone, and 0.6 on two cores.
         """
-        core = _core_of_this_thread()
-        if core == self._avoided or core not in self._cores:
+        allowed = self._cores - {_core_of_this_thread()}
+        if not self.count or allowed == self._allowed or not hasattr(os, "sched_setaffinity"):
             return
-        self._avoided = core
+        self._allowed = allowed
         with contextlib.suppress(OSError):  # a sandbox may forbid it, or the cores may be others by now
             for thread in self._threads:
                 if thread.native_id is not None:
-                    os.sched_setaffinity(thread.native_id, self._cores - {core})
+                    os.sched_setaffinity(thread.native_id, allowed)
 
     def _help(self) -> None:
-        while True:
-            self._calls.get().help()  # nothing is kept of it while this waits for the next
+        while _has_helped(self._calls.get()):  # nothing is kept of a call while this waits for the next
+            pass
+
+    def end(self) -> None:
+        """Let them finish what an interrupted caller left: a thread that ends within torch aborts the program."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join(FAREWELL_S)
+
+
+def _has_helped(shared: _Shared[Any, Any] | None) -> bool:
+    """False when there is nothing more to come."""
+    if shared is None:
+        return False
+    shared.help()
+    return True
 
 
 class _Shared(Generic[_Item, _Result]):
@@ -111,20 +143,20 @@ class _Shared(Generic[_Item, _Result]):
 
     def help(self) -> None:
         """Take items from the end until none is left."""
-        for _ in self._each(self._left.pop):
+        for _ in self._each(self._left.pop, BaseException):  # the caller waits for what was taken, whatever happens
             self._helped.put(None)
 
     def finish(self) -> list[_Result]:
         """Take items from the beginning until none is left, and wait for those that helpers have taken."""
         try:
-            own = sum(1 for _ in self._each(self._left.popleft))
+            own = sum(1 for _ in self._each(self._left.popleft, Exception))
         finally:
             self._left.clear()  # if the caller was interrupted, nobody wants the rest
         for _ in range(len(self._items) - own):
             self._helped.get()
         return [_result(outcome) for outcome in self._outcomes]
 
-    def _each(self, take: Callable[[], int]) -> Iterator[None]:
+    def _each(self, take: Callable[[], int], caught: type[BaseException]) -> Iterator[None]:
         while True:
             try:
                 index = take()
@@ -132,14 +164,14 @@ class _Shared(Generic[_Item, _Result]):
                 return
             try:
                 self._outcomes[index] = self._work(self._items[index])
-            except Exception as error:
+            except caught as error:
                 self._outcomes[index] = _Failed(error)
             yield
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    error: Exception
+    error: BaseException
 
 
 _NOT_DONE: Final = _Failed(RuntimeError("not done"))
@@ -165,7 +197,12 @@ def _find_sched_getcpu() -> Callable[[], int] | None:
     """Linux's; elsewhere threads are not kept off a core either."""
     if not hasattr(os, "sched_setaffinity"):
         return None
-    return getattr(ctypes.PyDLL(None), "sched_getcpu", None)  # called without letting the interpreter go
+    try:
+        import ctypes
+
+        return getattr(ctypes.PyDLL(None), "sched_getcpu", None)  # called without letting the interpreter go
+    except (ImportError, OSError):  # an interpreter built without libffi, or a static one
+        return None
 
 
 _sched_getcpu: Final = _find_sched_getcpu()
@@ -178,5 +215,6 @@ def _forget_helpers() -> None:
     _helpers = _Helpers()
 
 
+atexit.register(lambda: _helpers.end())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_helpers)

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from tiny_servers import ACTIONS, METADATA, FakeConnection
 
+from relay.client import exchange
 from relay.client.connection import Greeting
 from relay.client.policy import Policy
 from relay.protocol import msgpack_numpy
@@ -204,6 +205,24 @@ def test_a_stock_server_gets_arrays(opened: Opener) -> None:
     policy.infer(OBSERVATION)
     assert policy.codec is None
     np.testing.assert_array_equal(connection.sent[0]["image"]["base_0_rgb"], FRAME)
+
+
+@pytest.mark.parametrize("server", [{}, {"relay": False, "metadata": {}}], ids=["relay", "stock"])
+def test_the_frames_of_an_observation_are_converted_side_by_side(
+    server: dict[str, Any], opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[int] = []
+
+    def side_by_side(work: Any, items: Any) -> list[Any]:
+        shared.append(len(items))
+        return [work(item) for item in items]
+
+    monkeypatch.setattr(exchange, "side_by_side", side_by_side)
+    policy, _ = opened(REPLY, codec=Codec.LOSSLESS, **server)
+    frame = np.zeros((224, 224, 3), np.uint8)
+    value = jpeg_of(frame) if server else frame
+    policy.infer({**OBSERVATION, "image": {"front": value, "wrist": value}})
+    assert shared == [2]
 
 
 def test_a_stock_server_gets_the_callers_jpeg_decoded(opened: Opener) -> None:

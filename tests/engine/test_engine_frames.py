@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from relay.engine.frames import read_frame, resize_with_pad
+from relay.engine import frames
+from relay.engine.frames import each_frame, read_frame, resize_with_pad
 from relay.protocol.errors import ObservationError
-from relay.protocol.images import Codec, encode_frame
+from relay.protocol.images import Codec, encode_frame, one_by_one
 
 
 def picture(height: int, width: int) -> np.ndarray:
@@ -72,3 +73,23 @@ def test_anything_but_one_rgb_frame_is_refused_by_name(value: object, came: str,
 def test_a_frame_that_is_a_slice_with_strides_is_taken() -> None:
     frame = picture(480, 640)[::2, ::-2]
     assert np.array_equal(resize_with_pad(frame, 224, 224), resize_with_pad(frame.copy(), 224, 224))
+
+
+@pytest.mark.parametrize(
+    ("frame", "several_at_once"),
+    [
+        (encode_frame(picture(64, 64), Codec.JPEG_Q90), True),
+        (picture(480, 640), True),
+        (picture(224, 224), False),
+    ],
+    ids=["encoded", "large", "of the usual size"],
+)
+def test_frames_are_worked_on_side_by_side_where_one_takes_long(
+    frame: object, several_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[int] = []
+    monkeypatch.setattr(
+        frames, "side_by_side", lambda work, items: shared.append(len(items)) or one_by_one(work, items)
+    )
+    assert each_frame(lambda value, name: name, {"front": frame, "wrist": picture(8, 8)}) == ["front", "wrist"]
+    assert shared == ([2] if several_at_once else [])

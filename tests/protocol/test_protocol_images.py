@@ -23,7 +23,9 @@ from relay.protocol.images import (
     encode_frame,
     encode_images,
     image_header,
+    one_by_one,
 )
+from relay.side_by_side import side_by_side
 
 Frame = NDArray[np.uint8]
 JPEG_CODECS = [codec for codec in Codec if codec.quality is not None]
@@ -479,3 +481,48 @@ def test_one_camera_has_at_most_256_encoded_frames(frames: int):
     else:
         with pytest.raises(ObservationError, match="video holds 257 frames; at most 256 are accepted"):
             decoded_bytes(clip, "video")
+
+
+@pytest.mark.parametrize(
+    ("codec", "side", "several_at_once"),
+    [
+        (Codec.LOSSLESS, 224, True),
+        (Codec.LOSSLESS, 96, False),
+        (Codec.JPEG_Q90, 224, False),
+        (Codec.JPEG_Q90, 720, True),
+    ],
+)
+def test_frames_are_encoded_as_the_caller_says_where_each_takes_long(codec: Codec, side: int, several_at_once: bool):
+    lengths: list[int] = []
+
+    def each(work: Any, items: Any) -> list[Any]:
+        lengths.append(len(items))
+        return one_by_one(work, items)
+
+    observation = {"image": {"front": photo(side, side), "wrist": photo(side, side)}, "state": np.zeros(3)}
+    encoded = encode_images(observation, codec, each)
+    assert encoded["image"] == encode_images(observation, codec)["image"]
+    assert lengths == ([2] if several_at_once else [])
+
+
+def test_frames_are_decoded_as_the_caller_says():
+    lengths: list[int] = []
+
+    def each(work: Any, items: Any) -> list[Any]:
+        lengths.append(len(items))
+        return one_by_one(work, items)
+
+    frame = encode_frame(photo(), Codec.JPEG_Q90)
+    decoded = decode_images({"image": {"front": frame, "clip": [frame, frame]}, "prompt": "go"}, each)
+    assert lengths == [3]
+    assert {name: value.shape for name, value in decoded["image"].items()} == {
+        "front": (96, 128, 3),
+        "clip": (2, 96, 128, 3),
+    }
+
+
+def test_the_first_of_several_bad_frames_is_named():
+    frame = encode_frame(photo(), Codec.JPEG_Q90)
+    cut = frame[: len(frame) // 2]
+    with pytest.raises(ObservationError, match=r"^image\['left'\] is a damaged"):
+        decode_images({"image": {"front": frame, "left": cut, "right": cut}}, side_by_side)

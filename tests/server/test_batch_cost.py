@@ -49,3 +49,11 @@ def test_keys_without_end_do_not_fill_the_memory():
         costs.learn(key, 1, 0.1)
     assert costs.predict("key", 1) == 0
     assert costs.predict(2 * REMEMBERED_KEYS - 1, 1) > 0
+
+
+def test_the_key_that_was_used_least_recently_is_forgotten():
+    costs = learnt((1, 0.1))
+    for key in (*range(REMEMBERED_KEYS - 1), "key", "one more"):
+        costs.learn(key, 1, 0.1)
+    assert costs.predict("key", 1) > 0
+    assert costs.predict(0, 1) == 0

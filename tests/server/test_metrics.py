@@ -79,6 +79,60 @@ async def test_open_sessions_go_with_their_connection():
         assert (samples['relay_open_sessions{model="policy"}'], samples["relay_open_connections"]) == (0, 0)
 
 
+async def test_what_runs_is_held_and_only_what_waits_is_queued():
+    engine = FakeEngine()
+    async with running(engine) as server, client(server) as first, client(server) as second:
+        engine.open.clear()
+        await first.send(observation())
+        await asyncio.to_thread(engine.began.wait, 5)
+        await second.send(observation())
+        (policy,) = server._policies  # pyright: ignore[reportPrivateUsage]
+        while not policy.scheduler.waiting:
+            await asyncio.sleep(0.005)
+        samples = await scraped(server)
+        engine.open.set()
+        await asyncio.gather(first.recv(), second.recv())
+    held, queued = (samples[f'relay_{name}{{model="policy"}}'] for name in ("requests_held", "queue_length"))
+    assert (held, queued) == (2, 1)
+
+
+async def test_another_machine_is_told_of_no_metrics_on_the_main_port(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics_page, "is_local", lambda address: False)
+    async with running() as server:
+        status, text = await asyncio.to_thread(get, server.port)
+    assert (status, "relay_" in text) == (404, False)
+
+
+async def test_nothing_is_kept_of_connections_that_are_gone():
+    async with running() as server:
+        (policy,) = server._policies  # pyright: ignore[reportPrivateUsage]
+        for _ in range(3):
+            async with client(server) as websocket:
+                await ask(websocket, observation())
+                assert len(policy.metrics.open_sessions) == 1
+            while server.connections:
+                await asyncio.sleep(0.005)
+        assert policy.metrics.open_sessions == set()
+
+
+async def test_stages_are_counted_in_seconds():
+    async with running(FakeEngine(infer_seconds=0.05)) as server, client(server) as websocket:
+        await ask(websocket, observation())
+        samples = await scraped(server)
+    assert 0.05 <= samples['relay_stage_seconds_sum{model="policy",stage="model"}'] < 5
+    assert samples['relay_stage_seconds_bucket{le="0.025",model="policy",stage="model"}'] == 0
+
+
+async def test_buckets_count_what_lies_in_smaller_ones_too():
+    async with running() as server, client(server) as websocket:
+        for _ in range(2):
+            await ask(websocket, observation())
+        samples = await scraped(server)
+    assert [samples[f'relay_batch_rows_bucket{{le="{bound}",model="policy"}}'] for bound in (1, 2, 64, "+Inf")] == [
+        2
+    ] * 4
+
+
 async def test_each_kind_of_failure_has_its_outcome():
     async with running() as server, client(server, "/v1/realtime/robot/openpi") as websocket:
         for message in (b"\xc1", pack({"prompt": "x"}), observation(do="raise"), observation(do="nan")):

@@ -214,13 +214,62 @@ async def test_an_observation_of_very_many_values_is_left_to_the_threads():
     assert engine.places[-1] == "thread"
 
 
-async def test_one_turn_of_the_loop_prepares_only_so_much_in_place():
+async def test_one_turn_of_the_loop_prepares_only_so_much_in_place(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Preparation, "_learn", lambda *of_a_busy_machine: None)
     engine = CountedEngine()
     async with preparing() as preparation:
         preparation._seconds[(0, 0, 0)] = 0.000_1  # pyright: ignore[reportPrivateUsage]
-        many = [asyncio.create_task(prepare(preparation, engine, client, busy=TURN_S)) for client in range(4)]
+        many = [asyncio.create_task(prepare(preparation, engine, client, busy=TURN_S / 3)) for client in range(8)]
         await asyncio.gather(*many)
-    assert engine.places == ["here"] + ["thread"] * 3
+    assert engine.places[0] == "here"
+    assert engine.places.count("here") <= 3
+
+
+async def test_the_next_turn_of_the_loop_prepares_in_place_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Preparation, "_learn", lambda *of_a_busy_machine: None)
+    engine = CountedEngine()
+    async with preparing() as preparation:
+        preparation._seconds[(0, 0, 0)] = 0.000_1  # pyright: ignore[reportPrivateUsage]
+        for _ in range(8):
+            await prepare(preparation, engine, busy=TURN_S / 3)
+            await asyncio.sleep(0)
+    assert engine.places == ["here"] * 8
+
+
+async def test_a_kind_that_was_slow_once_has_to_be_quick_several_times():
+    engine = CountedEngine()
+    async with preparing() as preparation:
+        for busy in (0.02, 0.0, 0.0, 0.0):
+            await prepare(preparation, engine, busy=busy)
+    assert engine.places == ["thread"] * 4
+
+
+async def test_an_engine_that_waits_does_not_pass_for_cheap():
+    class WaitingEngine(CountedEngine):
+        def prepare(self, observation: Observation, options: Options) -> Prepared:
+            sleep(0.02)  # takes no time of the processor
+            return super().prepare(observation, options)
+
+    engine = WaitingEngine()
+    async with preparing() as preparation:
+        for _ in range(3):
+            await prepare(preparation, engine)
+    assert engine.places == ["thread"] * 3
+
+
+async def test_as_many_are_prepared_at_once_as_there_are_threads():
+    engine = CountedEngine()
+    async with preparing(threads=2) as preparation:
+        engine.gate.clear()
+        tasks = [asyncio.create_task(prepare(preparation, engine, client)) for client in range(3)]
+        end = perf_counter() + 5
+        while len(engine.seen) < 2 and perf_counter() < end:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
+        begun = len(engine.seen)
+        engine.gate.set()
+        await asyncio.gather(*tasks)
+    assert begun == 2
 
 
 async def test_a_request_does_not_pass_one_that_a_thread_prepares():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +15,16 @@ from fake_policy import SPEC, FakeEngine
 
 from relay.engine.worker import DeviceFault, Worker
 from relay.protocol.messages import Infer, Options
-from relay.server.preparation import Expired
+from relay.server.preparation import Expired, Preparation, Ready
 from relay.server.scheduler import Answer, Scheduler, ServerFull
 from relay.server.sessions import Session
 from relay.server.settings import ServerSettings
 
 
 @asynccontextmanager
-async def scheduling(engine: FakeEngine, **settings: int) -> AsyncIterator[Scheduler]:
+async def scheduling(engine: FakeEngine, *, prepare_threads: int = 1, **settings: int) -> AsyncIterator[Scheduler]:
     worker = Worker(lambda progress: engine, lambda fatal: None)
-    scheduler = Scheduler(worker, ServerSettings(prepare_threads=1, **settings))
+    scheduler = Scheduler(worker, ServerSettings(prepare_threads=prepare_threads, **settings))
     worker.start()
     try:
         yield scheduler
@@ -34,6 +36,10 @@ async def scheduling(engine: FakeEngine, **settings: int) -> AsyncIterator[Sched
 
 def infer(value: float, options: Options | None = None, **fields: str) -> Infer:
     return Infer({"state": np.full(3, value, np.float32), **fields}, options or Options())
+
+
+OF_ANOTHER_KIND = infer(0, key="long" * 1_000)
+"""Has the policy loaded, and leaves it open how long small observations take, which so are prepared in threads."""
 
 
 async def submit(scheduler: Scheduler, request: Infer, client: Hashable = "robot") -> Answer:
@@ -214,6 +220,51 @@ async def test_a_client_with_four_requests_waiting_lets_every_other_one_go_after
                 await asyncio.sleep(0.005)
         await asyncio.gather(*tasks)
     assert engine.batches == [[99], [1], [11], [12], [2], [3], [4]]
+
+
+async def test_what_is_prepared_while_the_event_loop_is_held_up_shares_a_batch():
+    engine = FakeEngine()
+    async with scheduling(engine, prepare_threads=2) as scheduler:
+        await submit(scheduler, OF_ANOTHER_KIND)
+        tasks = [asyncio.create_task(submit(scheduler, infer(value), value)) for value in (1, 2)]
+        await asyncio.sleep(0)  # both are given to threads
+        time.sleep(0.2)
+        await asyncio.gather(*tasks)
+    assert engine.batches == [[0], [1, 2]]
+
+
+async def test_what_a_batch_took_is_learnt_for_its_key_and_size():
+    engine = FakeEngine(infer_seconds=0.02)
+    async with scheduling(engine) as scheduler:
+        async with busy(engine, scheduler):
+            tasks = await queued(scheduler, *(infer(value, key="a") for value in range(3)))
+        answers = await asyncio.gather(*tasks)
+        learnt = scheduler._costs.predict("a", 3)  # pyright: ignore[reportPrivateUsage]
+    assert engine.batches == [[99], [0, 1, 2]]
+    assert learnt == pytest.approx(answers[0].model_ms / 1e3)
+
+
+async def test_preparation_is_told_whether_the_device_waits_and_whether_others_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    told: list[tuple[bool, bool]] = []
+    prepare = Preparation.prepare
+
+    async def watched(self: Preparation, *values: Any, idle_device: bool, alone: bool, **named: Any) -> Ready:
+        told.append((idle_device, alone))
+        return await prepare(self, *values, idle_device=idle_device, alone=alone, **named)
+
+    monkeypatch.setattr(Preparation, "prepare", watched)
+    engine = FakeEngine()
+    async with scheduling(engine) as scheduler:
+        await submit(scheduler, OF_ANOTHER_KIND)
+        told.clear()
+        await asyncio.gather(submit(scheduler, infer(1)), submit(scheduler, infer(2)))
+        assert told == [(True, True), (True, False)]
+        async with busy(engine, scheduler):
+            tasks = await queued(scheduler, infer(3))
+        await asyncio.gather(*tasks)
+    assert told[2:] == [(True, True), (False, False)]
 
 
 async def test_batches_are_counted_by_size():

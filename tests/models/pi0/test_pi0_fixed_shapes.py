@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 from tiny import golden, image, tiny_model
 from torch import Tensor
 
+from relay.models.pi0 import fixed_shapes
 from relay.models.pi0.assemble import assemble
 from relay.models.pi0.config import CAMERAS
 from relay.models.pi0.fixed_shapes import FixedShapes
-from relay.models.pi0.shapes import ShapePlan
+from relay.models.pi0.gemma import PLAIN, Between
+from relay.models.pi0.shapes import Shape, ShapePlan
 from relay.models.pi0.transforms import Pi0Prepared
 
 FAMILIES = ("pi0", "pi05")
@@ -159,6 +162,29 @@ def test_without_memory_for_graphs_shapes_are_left_out_and_said() -> None:
         "1 camera × 16 tokens × batch 1",
     ]
     assert fixed.sample([row(1, cameras=1, prompt=4)], noise([row(1)])) is None
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["captured", "failed"])
+def test_compiled_functions_are_used_while_shapes_are_prepared_and_never_after(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, compiled, during = tiny_model("pi05"), Between(*PLAIN), list[Between]()
+    prepare_shape = FixedShapes._prepare_shape
+
+    def watched(self: FixedShapes, shape: Shape) -> None:
+        during.append(model.expert[0].between)
+        prepare_shape(self, shape)
+        if fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(FixedShapes, "_prepare_shape", watched)
+    monkeypatch.setattr(fixed_shapes, "compiled", lambda: compiled)
+    fixed = FixedShapes(model, ShapePlan(cameras=(1,), prompts=(16,), rows=(1,)), capture=False)
+    fixed._fuse = True  # as where graphs can be captured
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        fixed.prepare(lambda phase, share: None)
+    assert during[0] is compiled
+    assert all(block.between is PLAIN for block in (*model.language, *model.expert))
 
 
 def test_progress_names_the_shape() -> None:

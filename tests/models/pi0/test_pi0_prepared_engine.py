@@ -158,6 +158,29 @@ def test_prepared_shapes_that_answer_otherwise_are_not_used(
     assert infer(engine, request(1)).tobytes() == infer(warm(family, tokenizer), request(1)).tobytes()
 
 
+@pytest.mark.parametrize("fault", ["of full batches", "after other batches", "not a number"])
+def test_prepared_shapes_that_answer_otherwise_at_times_are_not_used_either(
+    fault: str, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample, batches = FixedShapes.sample, list[int]()
+
+    def wrong(self: FixedShapes, rows: list[object], noise: Tensor) -> Tensor | None:
+        batches.append(len(rows))
+        actions = sample(self, rows, noise)  # pyright: ignore
+        assert actions is not None
+        actions = actions.clone()
+        if fault == "not a number":
+            actions[0, 0, 0] = float("nan")
+        elif len(rows) == 3 if fault == "of full batches" else len(batches) == 3:
+            actions += 1e-3 * actions.std()
+        return actions
+
+    monkeypatch.setattr(FixedShapes, "sample", wrong)
+    engine = warm("pi05", tokenizer, graphs=True)
+    assert engine.fixed is None
+    assert "prepared shapes are off: their actions differ from the plain ones by" in engine.remarks[0]
+
+
 def test_shapes_that_cannot_be_captured_are_done_without(
     family: str, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
