@@ -32,6 +32,7 @@ from tiny_servers import (
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
+from free_ports import free_port
 from relay import AsyncPolicy, Policy, PolicyClient
 from relay.client import direct_route
 from relay.client.direct_route import FailedAddresses, NoDirectRoute, address_class, permitted
@@ -274,9 +275,7 @@ def test_the_change_may_take_two_seconds() -> None:
 
 
 def refused(tiny: Servers) -> str:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"ws://127.0.0.1:{probe.getsockname()[1]}"
+    return f"ws://127.0.0.1:{free_port()}"
 
 
 @contextmanager
