@@ -228,6 +228,9 @@ async def test_the_first_connection_is_closed_when_the_direct_one_has_proved_its
     tiny = Servers(servers)
     tiny.proxied = tiny.heard  # one list for both
     await client(tiny.offering(for_path(tiny.direct(), client, request)))
+    deadline = time.monotonic() + 10
+    while "proxied closed 1000" not in tiny.heard.events and time.monotonic() < deadline:  # a goodbye takes its time
+        await asyncio.sleep(0.01)
     servers.stop()
     assert tiny.heard.events[:2] == ["proxied opened", "direct opened"]
     assert "proxied closed 1000" in tiny.heard.events
