@@ -12,6 +12,8 @@
 # make references   an environment with Orbax and JAX, which write checkpoints for tests of their reader
 #
 # PYTHON=...      the interpreter to use (default: the first of 3.10 or newer found, 3.11 preferred)
+# ARGS=...        arguments for pytest, or for the program that the target runs
+# JOBS=N          how many processes share the quick tests (default: 2; with ARGS none but pytest's own, in order)
 # TORCH_ARGS=...  extra options for "pip install torch", such as an index with CPU builds
 
 PYTHON ?= $(shell scripts/find-python)
@@ -23,6 +25,7 @@ BIN := $(VENV)/bin
 LOCK = requirements/$(shell $(BIN)/python -c 'import sys; print("python%d.%d.txt" % sys.version_info[:2])')
 PIP = $(BIN)/python -m pip --disable-pip-version-check install $(if $(wildcard $(LOCK)),-c $(LOCK))
 ARGS ?=
+JOBS ?= $(if $(ARGS),0,2)
 
 .PHONY: demo test test-slow test-all check fuzz format vocab stock fronts deploy-tools references lock bench clean
 
@@ -32,7 +35,7 @@ demo: $(VENV)/installed-demo
 
 test: $(VENV)/installed-dev
 	@echo "==> running the tests (a few minutes on two cores)"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/installed-dev
 	@echo "==> running the slow tests (several minutes)"

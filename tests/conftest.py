@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 # Before anything imports torch or numpy: the tests must pass on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -60,8 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     With `-m EXPRESSION`, the expression decides about slow ones.
     """
     notes = config.stash[_NOTES]
-    if not config.option.markexpr and _leave_out(config, items, lambda item: _marked(item, "slow")):
-        notes.append("slow tests are left out: `make test-slow` runs them")
+    if not config.option.markexpr and (count := _leave_out(config, items, lambda item: _marked(item, "slow"))):
+        notes.append(f"{count} slow tests are left out: `make test-slow` runs them")
     if not HAS_TORCH:
         count = _leave_out(config, items, _needs_torch)
         if count or config.stash[_MODULES]:
@@ -71,7 +72,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         notes.append(f"diffusers, transformers or ftfy is not installed: {count} tests of DreamZero are left out")
     if not HAS_VOCAB and _leave_out(config, items, lambda item: _marked(item, "vocab")):
         notes.append("tests of published vocabularies are left out: `make vocab` fetches them")
-    _leave_out(config, items, lambda item: _marked(item, "gpu") and not _has_gpu())
+    if count := _leave_out(config, items, lambda item: _marked(item, "gpu") and not _has_gpu()):
+        notes.append(f"{count} tests that need a GPU are left out")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of pytest-xdist's processes, which prints nothing itself
+        session.config.workeroutput["notes"] = session.config.stash[_NOTES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what a process of pytest-xdist left out; each has collected all tests, so that one's notes are enough."""
+    node.config.stash[_NOTES] = getattr(node, "workeroutput", {}).get("notes", node.config.stash[_NOTES])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from free_ports import reserved_port
+
 READ_BYTES = 64 * 1024
 MAX_PIECES = 64
 """On their way in one direction of one connection; beyond them, the sender's socket fills up."""
@@ -66,14 +68,17 @@ class FaultProxy:
         self._thread: threading.Thread
         self._loop: asyncio.AbstractEventLoop
         self._listener: socket.socket
+        self._reservation: socket.socket
 
     async def __aenter__(self) -> FaultProxy:
         self._thread, self._loop = threading.current_thread(), asyncio.get_running_loop()
+        self.port, self._reservation = reserved_port()
         self.accept()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.refuse()
+        self._reservation.close()
         tasks = [connection.task for connection in self._connections]
         self.cut()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,7 +111,6 @@ class FaultProxy:
     def _listen(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
         self._listener.setblocking(False)
-        self.port = self._listener.getsockname()[1]
         self._loop.add_reader(self._listener, self._connected)
 
     def _stop_listening(self) -> None:

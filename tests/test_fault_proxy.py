@@ -13,6 +13,7 @@ import pytest
 
 import fault_proxy
 from fault_proxy import FaultProxy, in_thread
+from free_ports import free_port
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -226,9 +227,7 @@ async def test_refusing_leaves_open_connections_alone_and_ends_with_accept():
 
 
 async def test_a_client_of_a_server_that_is_not_there_is_reset():
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    async with FaultProxy(port) as proxy, connected(proxy) as (reader, _):
+    async with FaultProxy(free_port()) as proxy, connected(proxy) as (reader, _):
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(1), 10)
 

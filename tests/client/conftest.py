@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 from tiny_servers import STATE, Ask, LoopbackServers
 
+from free_ports import free_port
 from relay import AsyncPolicy, Policy, PolicyClient
 
 
@@ -30,9 +29,7 @@ def servers() -> Iterator[LoopbackServers]:
 @pytest.fixture
 def unused_port() -> int:
     """A port of this machine where nobody listens."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 async def ask_policy(url: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:

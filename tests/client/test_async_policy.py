@@ -650,8 +650,8 @@ async def test_a_server_of_ours_that_answers_no_ping_is_given_up(url: str) -> No
 @pytest.mark.usefixtures("impatient")
 async def test_a_stock_server_may_be_silent_while_a_reply_is_pending(servers: LoopbackServers) -> None:
     async with AsyncPolicy(servers.start(openpi_server(echo_state))) as policy:
-        assert first_action(await policy.infer(state(1, sleep=2.0))) == 1
-        await asyncio.sleep(1.5)  # and its pings are answered again
+        assert first_action(await policy.infer(state(1, sleep=1.4))) == 1
+        await asyncio.sleep(1.2)  # and its pings are answered again
         assert first_action(await policy.infer(state(2))) == 2
 
 

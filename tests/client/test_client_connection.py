@@ -308,8 +308,8 @@ def test_a_server_of_ours_that_answers_no_ping_is_given_up(servers: LoopbackServ
 @pytest.mark.usefixtures("impatient")
 def test_a_stock_server_may_be_silent_while_a_reply_is_pending(servers: LoopbackServers) -> None:
     with relay.Policy(servers.start(openpi_server(echo_state))) as policy:
-        assert policy.infer(state(1, sleep=2.0))["actions"][0] == 1
-        time.sleep(1.5)  # and its pings are answered again
+        assert policy.infer(state(1, sleep=1.4))["actions"][0] == 1
+        time.sleep(1.2)  # and its pings are answered again
         assert policy.infer(state(2))["actions"][0] == 2
 
 

@@ -22,6 +22,7 @@ from websockets.frames import Close
 from websockets.http11 import Request, Response
 
 import relay
+from free_ports import free_port
 from relay.client import cold_start, dialing
 from relay.protocol import msgpack_numpy
 
@@ -32,12 +33,6 @@ SERVE = openpi_server(echo_state, METADATA)
 def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "FIRST_DELAY_S", 0.02)
     monkeypatch.setattr(cold_start, "LONGEST_DELAY_S", 0.05)
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class FirstThen:

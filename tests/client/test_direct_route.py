@@ -32,6 +32,7 @@ from tiny_servers import (
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
+from free_ports import free_port
 from relay import AsyncPolicy, Policy, PolicyClient
 from relay.client import direct_route
 from relay.client.direct_route import FailedAddresses, NoDirectRoute, address_class, permitted
@@ -227,6 +228,9 @@ async def test_the_first_connection_is_closed_when_the_direct_one_has_proved_its
     tiny = Servers(servers)
     tiny.proxied = tiny.heard  # one list for both
     await client(tiny.offering(for_path(tiny.direct(), client, request)))
+    deadline = time.monotonic() + 10
+    while "proxied closed 1000" not in tiny.heard.events and time.monotonic() < deadline:  # a goodbye takes its time
+        await asyncio.sleep(0.01)
     servers.stop()
     assert tiny.heard.events[:2] == ["proxied opened", "direct opened"]
     assert "proxied closed 1000" in tiny.heard.events
@@ -274,9 +278,7 @@ def test_the_change_may_take_two_seconds() -> None:
 
 
 def refused(tiny: Servers) -> str:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"ws://127.0.0.1:{probe.getsockname()[1]}"
+    return f"ws://127.0.0.1:{free_port()}"
 
 
 @contextmanager
@@ -294,13 +296,6 @@ def silent_port(backlog: int, accept: bool) -> Iterator[int]:
         finally:
             for sock in waiting:
                 sock.close()
-
-
-async def _nothing(websocket: ServerConnection) -> None:
-    """Say nothing, and hear nothing either, such as a goodbye."""
-    websocket.transport.pause_reading()
-    await asyncio.sleep(3)
-    websocket.transport.abort()
 
 
 def _answer(status: HTTPStatus, **headers: str) -> dict[str, Any]:
@@ -358,11 +353,11 @@ async def test_a_route_that_does_not_work_leaves_the_client_where_it_was(
 async def test_a_silent_route_costs_its_budget_and_no_more(
     client: Client, tiny: Servers, scheme: str, backlog: int, accept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_route, "BUDGET_S", 2.0)  # the real one
+    monkeypatch.setattr(direct_route, "BUDGET_S", 0.6)
     with silent_port(backlog, accept) as port:
         visit = await client(tiny.offering(f"{scheme}://127.0.0.1:{port}"))
     assert visit.route == "proxied"
-    assert 1.9 < visit.seconds < 3.5
+    assert 0.55 < visit.seconds < 2.1
 
 
 @pytest.mark.usefixtures("hurry")
@@ -373,7 +368,15 @@ async def test_a_server_without_tls_is_not_spoken_to_in_clear(client: Client, ti
 
 @pytest.mark.usefixtures("hurry")
 async def test_a_route_whose_metadata_do_not_come_is_left(client: Client, tiny: Servers, servers: Any) -> None:
-    visit = await client(tiny.offering(servers.start(_nothing)))
+    left = threading.Event()
+
+    async def say_nothing(websocket: ServerConnection) -> None:
+        websocket.transport.pause_reading()  # nor hear anything, such as a goodbye
+        await asyncio.to_thread(left.wait, 20)
+        websocket.transport.abort()
+
+    visit = await client(tiny.offering(servers.start(say_nothing)))
+    left.set()
     assert visit.route == "proxied"
     assert visit.seconds < 1.9  # 0.4 for the route, and none for saying goodbye there, which takes 2
 

@@ -22,7 +22,7 @@ from websockets.http11 import Response
 from websockets.version import version
 
 import relay
-from relay.client import async_connection
+from relay.client import async_connection, connection
 from relay.client.connection import MAX_UNASKED, Greeting, open_websocket, redirected
 from relay.client.conversation import Conversation
 from relay.client.exchange import LONGEST_NOTE, MAX_NOTES, as_openpi_map, error_text
@@ -306,7 +306,8 @@ def frame(opcode: int, payload: bytes) -> bytes:
     return bytes([0x80 | opcode, len(payload)]) + payload
 
 
-def test_a_flood_of_pings_holds_up_neither_a_call_nor_close():
+def test_a_flood_of_pings_holds_up_neither_a_call_nor_close(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "CLOSE_TIMEOUT_S", 0.2)
     with raw_server(frame(2, pack({"model": "x"})), upgrade=True, flood=frame(9, b"p" * 125) * 500) as url:
         policy = relay.Policy(url)
         started = time.monotonic()
@@ -353,7 +354,11 @@ def test_a_redirects_scheme_may_be_in_capitals() -> None:
     assert redirected("ws://127.0.0.1:8000", {"X-Key": "secret"}, moved) == ("wss://127.0.0.1:8001/a", {})
 
 
-async def test_a_reply_in_too_many_fragments_closes_the_connection_for_every_call() -> None:
+async def test_a_reply_in_too_many_fragments_closes_the_connection_for_every_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "CLOSE_TIMEOUT_S", 0.2)
+
     async def answer(websocket: ServerConnection) -> None:
         await websocket.send(pack({}))
         async for _ in websocket:

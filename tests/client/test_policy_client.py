@@ -21,6 +21,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidMessage, InvalidStatus, InvalidURI
 from websockets.http11 import Request, Response
 
+from free_ports import free_port
 from relay import Codec, PolicyClient
 from relay.client import cold_start
 from relay.protocol import msgpack_numpy
@@ -131,9 +132,7 @@ def test_another_http_status_raises_at_once(opened: Opener, status: int) -> None
 
 
 def test_a_refused_connection_raises_at_once_and_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("WALLE_URL", f"ws://127.0.0.1:{port}")
     with pytest.raises(ConnectionRefusedError, match=f"ws://127.0.0.1:{port}{ENDPOINT}"):
         PolicyClient("pi05")

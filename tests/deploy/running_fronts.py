@@ -7,10 +7,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import fronts
+from free_ports import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX, HAPROXY = DEPLOY / "nginx/relay.conf", DEPLOY / "haproxy/haproxy.cfg"
@@ -32,11 +33,6 @@ http {{
 {site}
 }}
 """
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        return probe.getsockname()[1]
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 from deploy_environment import DEPLOY, ROOT, TOOLS, needs_deploy_tools
-from running_fronts import free_port
 
+from free_ports import free_port
 from relay.cli.main import main
 from relay.cli.serve import Serve
 from relay.server.settings import ServerSettings

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 import trustme
 from echo_engine import EchoEngine
-from running_fronts import free_port, front
+from running_fronts import front
 from stock_environment import STOCK_PYTHON, needs_stock, variables
 from threaded_server import serving
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import fronts
+from free_ports import free_port
 from relay import Codec, Policy, PolicyClient
 from relay.client import direct_route as client_side
 from relay.server.api_keys import read_api_keys

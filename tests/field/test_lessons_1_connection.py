@@ -29,6 +29,7 @@ from websockets.sync.client import connect
 import relay
 from fault_proxy import FaultProxy, in_thread
 from field.loopback import CLIENTS, PATHS, Served, robot, serving, state
+from free_ports import free_port
 from relay.client import async_connection, cold_start, connection
 from relay.engine.base import Progress
 from relay.protocol.msgpack_numpy import unpack
@@ -247,8 +248,7 @@ def test_lesson_1_4_a_proxy_in_the_environment_is_not_used_on_loopback(name: str
 @pytest.mark.parametrize("name", CLIENTS)
 def test_lesson_1_4_an_error_names_the_address_that_was_dialled(name: str):
     """Physical-Intelligence/openpi#579."""
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with pytest.raises(OSError, match=address), robot(name, f"ws://{address}", connect_timeout=0.3):
         pass
 

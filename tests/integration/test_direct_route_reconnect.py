@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,8 @@ from fault_proxy import FaultProxy, in_thread
 sys.path.append(str(Path(__file__).parents[1] / "client"))
 
 from each_client import CLIENTS, each_client
+
+from free_ports import free_port
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -40,8 +41,3 @@ def test_a_direct_connection_that_is_lost_begins_at_the_first_address_again(
                 assert (front.accepted, bypass.accepted, client.reconnects) == (gaps + 1, gaps + 1, gaps)
                 bypass.cut()
                 time.sleep(0.3)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from echo_engine import EchoEngine
 from threaded_server import serving
 
 from fault_proxy import FaultProxy, in_thread
+from free_ports import free_port
 from relay import AsyncPolicy, Policy, PolicyClient
 from relay.client import direct_route as client_side
 from relay.protocol.direct_route import TICKET_KEY
@@ -50,11 +50,6 @@ def proxied(**settings: Any) -> Iterator[FaultProxy]:
     with ExitStack() as stack:
         url = stack.enter_context(serving(EchoEngine(), api_keys=keys, **settings))
         yield stack.enter_context(in_thread(FaultProxy(int(url.rpartition(":")[2]))))
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        return probe.getsockname()[1]
 
 
 def visit_policy(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> str:

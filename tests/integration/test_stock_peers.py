@@ -5,10 +5,8 @@ It lives in an environment of its own, because it pins an older NumPy: `make sto
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from stock_environment import FRAME, HERE, STOCK_PYTHON, look, needs_stock, vari
 from websockets.exceptions import ConnectionClosed
 
 import relay
+from free_ports import free_port
 
 pytestmark = needs_stock
 
@@ -27,9 +26,7 @@ OBSERVATION = {"image": {"base_0_rgb": FRAME}, "state": np.array([1, 2, 3], np.f
 
 @pytest.fixture
 def stock_server() -> Iterator[str]:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(STOCK_PYTHON), "-W", "ignore", str(HERE / "stock_server.py"), str(port)]
     server = subprocess.Popen(command, env=variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     yield f"ws://127.0.0.1:{port}"

@@ -14,6 +14,7 @@ from fake_policy import DIM, FakeEngine, ask, client, dial, observation, running
 from websockets.exceptions import InvalidStatus
 
 import relay
+from free_ports import free_port
 from relay.server.admission import Exposed, check_exposure, is_loopback, log_terms
 from relay.server.api_keys import ApiKeys, read_api_keys
 from relay.server.app import Server
@@ -264,8 +265,7 @@ async def test_beyond_loopback_without_key_the_server_does_not_start(host: str):
 
 
 async def test_a_server_that_does_not_start_leaves_no_port_open():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with pytest.raises(Exposed):
         await Server(lambda progress: FakeEngine(), ServerSettings(host="0.0.0.0", port=port)).start()
     with pytest.raises(ConnectionRefusedError):

@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from relay.protocol.msgpack_numpy import pack, unpack
-from relay.server import arrivals, keepalive
+from relay.server import app, arrivals, keepalive
 from relay.server import connection as connection_module
 
 LIMIT = 0.4
@@ -27,6 +27,7 @@ LIMIT = 0.4
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MESSAGE_S", LIMIT)
     monkeypatch.setattr(arrivals, "CHECK_S", LIMIT / 8)
+    monkeypatch.setattr(app, "CLOSE_TIMEOUT_S", 0.5)  # whoever stops within a frame does not answer a goodbye
 
 
 def frame(message: bytes, *, opcode: int = 0x82) -> bytes:
@@ -84,7 +85,7 @@ async def test_a_frame_that_stops_after_a_quick_start_is_cut_off(monkeypatch: py
         started = perf_counter()
         websocket.transport.write(frame(bytes(5_000_000))[:4_000_000])
         assert (await goodbye(websocket))[0] == 1008
-        assert perf_counter() - started < 4  # the closing handshake's 2 s included
+        assert perf_counter() - started < 4  # the closing handshake's time included
 
 
 async def test_a_slow_but_honest_upload_is_taken(monkeypatch: pytest.MonkeyPatch):

@@ -64,6 +64,7 @@ async def test_a_head_that_comes_byte_by_byte_is_taken(knock: Knock):
             peer.writer.write(bytes([byte]))
             await asyncio.sleep(0)
         assert await peer.status() == 101
+        peer.leave()
 
 
 async def test_a_message_in_the_same_packet_as_the_head_is_answered(knock: Knock):
@@ -74,6 +75,7 @@ async def test_a_message_in_the_same_packet_as_the_head_is_answered(knock: Knock
         assert await peer.status() == 101
         answers = await asyncio.wait_for(peer.reader.readuntil(b"server_timing"), 5)
         assert b"actions" in answers
+        peer.leave()
 
 
 async def test_a_handshake_that_is_not_done_in_time_is_dropped(knock: Knock, monkeypatch: pytest.MonkeyPatch):
@@ -109,6 +111,7 @@ async def test_headers_of_8_kb_are_taken(knock: Knock):
         peer = await knock(server)
         peer.writer.write(UPGRADE + b"X: " + b"a" * (8_192 - len(UPGRADE) - 3) + b"\r\n\r\n")
         assert await peer.status() == 101
+        peer.leave()
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])

@@ -21,6 +21,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
 
 import relay
+from free_ports import free_port
 from relay.client import cold_start
 from relay.protocol.limits import SUBPROTOCOL
 from relay.protocol.msgpack_numpy import unpack
@@ -165,7 +166,7 @@ class Reconnecting:
 
 async def test_reconnecting_clients_outlive_a_restart_and_no_observation_runs_twice(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cold_start, "LONGEST_DELAY_S", 0.25)
-    stopping, port, ran = threading.Event(), 0, 0
+    stopping, port, ran = threading.Event(), free_port(), 0
     robots: list[Reconnecting] = []
     driving: list[asyncio.Task[None]] = []
     try:

@@ -93,7 +93,7 @@ def test_they_rest_at_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_that_fails_does_not_leave_the_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = Workers()
+    workers, threads = Workers(), threading.active_count()
     whole = workers.networks[1]._flows
 
     def fails(*given: object) -> object:
@@ -106,4 +106,4 @@ def test_a_worker_that_fails_does_not_leave_the_other_waiting(monkeypatch: pytes
     alone = recorded("base")[0].answer
     (answer, _) = workers.ask("base", 0)
     assert (answer.actions - alone.actions).norm() <= 1e-6 * alone.actions.norm()
-    assert threading.active_count() < 10
+    assert threading.active_count() <= threads
