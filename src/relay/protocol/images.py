@@ -116,6 +116,8 @@ def decode_images(observation: Mapping[str, Any], each: Each = one_by_one) -> di
         ObservationError: naming the key, for an image that cannot be decoded.
     """
     files = _found(observation, _decode_slot)
+    if not files:
+        return dict(observation)
     frames = iter(each(lambda named: decode_frame(*named), files))
     return _replaced(observation, _decode_slot, lambda _value, _name: next(frames))
 
