@@ -12,10 +12,10 @@ link: TCP's slow start after a pause, which a real one adds, is not in these fig
 stacks, to show what each end contributes. The stock packages are installed on the first run into .venv-stock. Results
 go to benchmarks/results/ as JSON.
 
-"around" is the time that our server spends on a request beside the model: from the moment its message is complete until
-its actions are encoded, less the batch's time on the device. So unpacking, decoding the frames and both changes of
-thread count, the socket does not. `server_timing` tells it to our client (parse + infer + encode - model); it is shown
-for one robot, which waits for no other.
+"around" is the time that our server spends on a request beside the model: from the unpacking of its message until its
+actions are encoded, less the batch's time on the device. So unpacking, decoding the frames and both changes of thread
+count; reading from the socket, packing the reply's map and sending do not. `server_timing` tells it to our client
+(parse + infer + encode - model); it is shown for one robot, which waits for no other.
 """
 
 from __future__ import annotations

@@ -19,19 +19,6 @@ from relay.server.settings import ServerSettings
 KEY = "0123456789abcdef"
 
 
-@pytest.fixture
-def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What `relay serve demo` with these flags would serve with."""
-
-    def settings_of(*flags: str) -> ServerSettings:
-        served: list[ServerSettings] = []
-        monkeypatch.setattr(app, "serve", lambda load, settings: served.append(settings))
-        assert main(["serve", "demo", *flags]) == 0
-        return served[0]
-
-    return settings_of
-
-
 @pytest.mark.torch
 def test_without_flags_the_server_is_for_this_machine(settings_of: Any) -> None:
     settings = settings_of()

@@ -13,25 +13,9 @@ from websockets.exceptions import InvalidStatus
 
 import relay
 from relay.cli.local_server import LocalServer
-from relay.cli.main import main
-from relay.server import app
-from relay.server.settings import ServerSettings
 from relay.server.tls import certificate_sha256
 
 ALICE, BOB = "alice-0123456789", "bob-0123456789ab"
-
-
-@pytest.fixture
-def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What `relay serve demo` with these flags would serve with."""
-
-    def settings_of(*flags: str) -> ServerSettings:
-        served: list[ServerSettings] = []
-        monkeypatch.setattr(app, "serve", lambda load, settings: served.append(settings))
-        assert main(["serve", "demo", *flags]) == 0
-        return served[0]
-
-    return settings_of
 
 
 def write_keys(file: Path, *keys: str) -> None:

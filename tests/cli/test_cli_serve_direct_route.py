@@ -10,24 +10,9 @@ import trustme
 
 from relay.cli.main import main
 from relay.cli.serve_file import read_serve_file
-from relay.server import app
-from relay.server.settings import ServerSettings
 from relay.server.tls import certificate_sha256
 
 URL = "wss://gpu-box.example:8443"
-
-
-@pytest.fixture
-def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What `relay serve` with these arguments would serve with."""
-
-    def settings_of(*arguments: str) -> ServerSettings:
-        served: list[ServerSettings] = []
-        monkeypatch.setattr(app, "serve", lambda load, settings: served.append(settings))
-        assert main(["serve", *arguments]) == 0
-        return served[0]
-
-    return settings_of
 
 
 @pytest.fixture
@@ -42,14 +27,14 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.torch
 def test_without_flags_there_is_no_direct_route(settings_of: Any) -> None:
-    assert settings_of("demo").direct_url is None
+    assert settings_of().direct_url is None
 
 
 @pytest.mark.torch
 def test_a_direct_port_has_an_address_and_a_certificate_of_its_own(settings_of: Any, files: tuple[Path, Path]) -> None:
     cert, key = files
     settings = settings_of(
-        *("demo", "--direct-url", URL, "--direct-port", "8443", "--direct-host", "0.0.0.0", "--direct-fingerprint"),
+        *("--direct-url", URL, "--direct-port", "8443", "--direct-host", "0.0.0.0", "--direct-fingerprint"),
         *("--direct-tls-cert", str(cert), "--direct-tls-key", str(key), "--max-connections-per-key", "3"),
     )
     assert (settings.direct_url, settings.direct_port, settings.direct_host) == (URL, 8443, "0.0.0.0")
@@ -63,7 +48,7 @@ def test_a_direct_port_has_an_address_and_a_certificate_of_its_own(settings_of: 
 def test_the_main_certificate_serves_the_direct_route_too(settings_of: Any, files: tuple[Path, Path]) -> None:
     cert, key = files
     settings = settings_of(
-        *("demo", "--direct-url", URL, "--tls-cert", str(cert), "--tls-key", str(key), "--direct-fingerprint")
+        *("--direct-url", URL, "--tls-cert", str(cert), "--tls-key", str(key), "--direct-fingerprint")
     )
     assert settings.direct_cert_sha256 == certificate_sha256(cert)
 
@@ -76,7 +61,7 @@ def test_a_file_says_the_same_with_paths_beside_it(settings_of: Any, files: tupl
         "direct_fingerprint: true\nmodels: {demo: }\n"
     )
     assert read_serve_file(file).listener.direct_tls_cert == files[0]
-    assert settings_of(str(file)).direct_cert_sha256 == certificate_sha256(files[0])
+    assert settings_of(model=str(file)).direct_cert_sha256 == certificate_sha256(files[0])
 
 
 @pytest.mark.parametrize(
