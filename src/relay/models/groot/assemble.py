@@ -13,16 +13,21 @@ from torch import Tensor
 from relay.models.groot.config import GrootConfig
 from relay.models.groot.inputs import GrootRow
 from relay.models.groot.model import Groot, GrootInputs, TokensOfKind
+from relay.models.groot.shapes import Shape
 from relay.models.groot.vision import Grid
 
 
-def assemble(model: Groot, rows: Sequence[GrootRow], noise: Tensor, num_steps: int) -> GrootInputs:
+def assemble(
+    model: Groot, rows: Sequence[GrootRow], noise: Tensor, num_steps: int, shape: Shape | None = None
+) -> GrootInputs:
     """Put a batch on the model's device; a row's result does not depend on its neighbours.
 
     Args:
         rows: all of one slot.
         noise: (rows, action_horizon, max_action_dim) on any device.
         num_steps: denoising steps of all rows.
+        shape: how many text and image tokens the diffusion transformer is to see of each row; the longest row's
+            number without it. What comes before the transformer is padded to the longest row in any case.
 
     Raises:
         ValueError: when rows are of different slots, or a prompt and its images do not belong together.
@@ -45,10 +50,11 @@ def assemble(model: Groot, rows: Sequence[GrootRow], noise: Tensor, num_steps: i
     def put(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
-    def of_kind(places: Sequence[NDArray[np.int64]]) -> TokensOfKind:
-        most = max(map(len, places))
+    def of_kind(places: Sequence[NDArray[np.int64]], most: int | None) -> TokensOfKind:
+        lengths = _lengths(places, put) if most is None else put(np.array([*map(len, places)]))
+        most = most or max(map(len, places))
         padded = np.concatenate([np.pad(p, (0, most - len(p)), constant_values=p[0]) for p in places])
-        return TokensOfKind(put(padded), _lengths(places, put))
+        return TokensOfKind(put(padded), lengths)
 
     return GrootInputs(
         patches=put(_patches([image for row in rows for image in row.images], config)),
@@ -57,8 +63,8 @@ def assemble(model: Groot, rows: Sequence[GrootRow], noise: Tensor, num_steps: i
         positions=put(positions),
         lengths=_lengths([row.tokens for row in rows], put),
         image_places=put(np.concatenate(images)),
-        text=of_kind(text),
-        images=of_kind(images),
+        text=of_kind(text, shape and shape.text),
+        images=of_kind(images, shape and shape.images),
         state=put(np.stack([row.state for row in rows])),
         noise=noise.to(device),
         slot=rows[0].slot,

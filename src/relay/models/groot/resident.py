@@ -59,7 +59,7 @@ class ResidentAdapters:
         inputs = replace(inputs, change=change)
         if any(adapter.time for adapter in adapters):
             schedules = [self._schedule(adapter, inputs.num_steps, inputs.slot) for adapter in rows]
-            inputs = replace(inputs, steps=beside_each_other(schedules))
+            inputs = replace(inputs, schedule=beside_each_other(schedules))
         return self._model, inputs
 
     def forget(self) -> None:

@@ -1,0 +1,127 @@
+"""The denoising steps of `model.py` over buffers of fixed shapes, so that a GPU can replay them.
+
+One step is prepared for every shape. A call looks at its observations as ever, with the tokens of each kind padded
+behind the self-attention that would see the padding; what the steps need of them is copied into the buffers, and the
+step replayed as often as the batch asks for, with what it knows of the time copied in between, so that any number of
+steps runs on what was prepared. Four steps are most of what a call launches; the rest is told kernel by kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relay.engine.base import Progress
+from relay.engine.graphs import Graphs
+from relay.engine.staging import Field, carve, size_of
+from relay.models.groot.assemble import assemble
+from relay.models.groot.model import Groot, Observed, Seen, read_step
+from relay.models.groot.shapes import Shape, ShapePlan
+from relay.models.groot.transforms import GrootPrepared
+
+
+class FixedShapes:
+    """One network's denoising steps for the shapes of a plan.
+
+    Args:
+        slot: of the embodiment that is served.
+        capture: replay CUDA graphs; without it the same buffers are used and the same functions called.
+        budget_bytes: most device memory for graphs; shapes beyond it are not prepared.
+    """
+
+    def __init__(
+        self, model: Groot, slot: int, plan: ShapePlan, *, capture: bool, budget_bytes: int | None = None
+    ) -> None:
+        self.plan = plan
+        self._model, self._slot = model, slot
+        self.graphs = Graphs(model.device, capture=capture, budget_bytes=budget_bytes)
+        self._positions = model.positions(slot, plan.largest.rows)
+        # One shape is in use at a time, so all share the memory that the largest needs.
+        self._memory = torch.zeros(size_of(self._fields(plan.largest)), dtype=torch.uint8, device=model.device)
+        self._buffers: dict[Shape, _Buffers] = {}
+
+    @torch.inference_mode()
+    def prepare(self, progress: Progress) -> None:
+        """Capture everything, the largest first; a shape that finds no more memory is left out."""
+        shapes = list(self.plan)
+        for done, shape in enumerate(shapes):
+            progress(f"capturing {shape}", done / len(shapes))
+            if self.graphs.full:
+                break
+            buffers = self._make_buffers(shape)
+            self.graphs.prepare(("step", shape), lambda buffers=buffers: self._run_step(buffers))
+            self._buffers[shape] = buffers
+
+    @property
+    def left_out(self) -> list[Shape]:
+        """Shapes of the plan that are not prepared, for want of memory."""
+        return [shape for shape in self.plan if shape not in self._buffers]
+
+    @torch.inference_mode()
+    def sample(self, batch: Sequence[GrootPrepared], noise: Tensor, num_steps: int) -> Tensor | None:
+        """As `Groot.sample_actions`; None if no prepared shape holds these rows.
+
+        Args:
+            noise: (rows, action_horizon, max_action_dim) on any device.
+
+        Returns:
+            (rows, action_horizon, max_action_dim) float32 on the CPU; the device has caught up.
+        """
+        rows = [one.row for one in batch]
+        shape = self.plan.fit(rows)
+        if shape is None or shape not in self._buffers or any(one.adapter for one in batch):
+            return None
+        buffers = self._buffers[shape]
+        inputs = assemble(self._model, rows, noise, num_steps, shape)
+        for name, made in self._model.observe(inputs)._asdict().items():
+            buffers.kept[name][: len(made)].copy_(made)
+        x = buffers.kept["x"][: noise.shape[0] * noise.shape[1]]
+        x.copy_(inputs.noise.flatten(0, 1))
+        buffers.kept["step_size"].fill_(1 / num_steps)
+        for told in self._model.schedule_of(inputs).table.unbind(0):
+            buffers.kept["told"].copy_(told)
+            self.graphs.replay(("step", shape))
+        return x.view(noise.shape).to("cpu", copy=True)  # waits for the device
+
+    def spoil(self) -> None:
+        """Leave NaN in every buffer, as what no call may depend on; for checks."""
+        self._memory.view(torch.float32).fill_(float("nan"))
+
+    def _run_step(self, buffers: _Buffers) -> None:
+        kept = buffers.kept
+        velocity = self._model.denoise_step(kept["x"], read_step(kept["told"]), buffers.seen, self._slot)
+        kept["x"].addcmul_(velocity.float(), kept["step_size"])
+
+    def _make_buffers(self, shape: Shape) -> _Buffers:
+        kept = carve(self._memory, self._fields(shape))
+        observed = Observed(**{name: kept[name] for name in Observed._fields})
+        seen = self._model.see(observed, self._positions[: shape.rows * self._model.config.action_horizon])
+        return _Buffers(kept, seen)
+
+    def _fields(self, shape: Shape) -> dict[str, Field]:
+        """What the steps read and write; the parts of `Observed` under their names."""
+        config, dtype = self._model.config, self._model.dtype
+        dit = self._model.dit
+        text, images = dit.text_keys_values.weight.shape[1], dit.image_keys_values.weight.shape[1]
+        width, norms = config.input_embedding_dim, len(dit.modulation_weight)
+        return {
+            "text": ((shape.rows * shape.text, text), dtype),
+            "images": ((shape.rows * shape.images, images), dtype),
+            "text_bias": ((shape.rows, 1, 1, shape.text), dtype),
+            "image_bias": ((shape.rows, 1, 1, shape.images), dtype),
+            "state": ((shape.rows, 1, width), dtype),
+            "x": ((shape.rows * config.action_horizon, config.max_action_dim), torch.float32),
+            "told": ((2 * norms + 1, width), dtype),
+            "step_size": ((1,), torch.float32),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """One shape's memory, and what is observed in it as the steps take it."""
+
+    kept: Mapping[str, Tensor]
+    seen: Seen
