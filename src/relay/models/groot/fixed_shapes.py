@@ -18,7 +18,7 @@ from relay.engine.base import Progress
 from relay.engine.graphs import Graphs
 from relay.engine.staging import Field, carve, size_of
 from relay.models.groot.assemble import assemble
-from relay.models.groot.model import Groot, Observed, Seen, read_step
+from relay.models.groot.model import Groot, GrootInputs, Observed, Seen, read_step
 from relay.models.groot.shapes import Shape, ShapePlan
 from relay.models.groot.transforms import GrootPrepared
 
@@ -74,17 +74,22 @@ class FixedShapes:
         shape = self.plan.fit(rows)
         if shape is None or shape not in self._buffers or any(one.adapter for one in batch):
             return None
+        return self.sample_actions(assemble(self._model, rows, noise, num_steps, shape), shape)
+
+    @torch.inference_mode()
+    def sample_actions(self, inputs: GrootInputs, shape: Shape) -> Tensor:
+        """The same from what was assembled for a prepared shape."""
         buffers = self._buffers[shape]
-        inputs = assemble(self._model, rows, noise, num_steps, shape)
         for name, made in self._model.observe(inputs)._asdict().items():
             buffers.kept[name][: len(made)].copy_(made)
-        x = buffers.kept["x"][: noise.shape[0] * noise.shape[1]]
-        x.copy_(inputs.noise.flatten(0, 1))
-        buffers.kept["step_size"].fill_(1 / num_steps)
+        noise = inputs.noise.flatten(0, 1)
+        x = buffers.kept["x"][: len(noise)]
+        x.copy_(noise)
+        buffers.kept["step_size"].fill_(1 / inputs.num_steps)
         for told in self._model.schedule_of(inputs).table.unbind(0):
             buffers.kept["told"].copy_(told)
             self.graphs.replay(("step", shape))
-        return x.view(noise.shape).to("cpu", copy=True)  # waits for the device
+        return x.view(inputs.noise.shape).to("cpu", copy=True)  # waits for the device
 
     def spoil(self) -> None:
         """Leave NaN in every buffer, as what no call may depend on; for checks."""
