@@ -17,8 +17,10 @@ from relay.engine.adapters import Adapter, Pair
 from relay.models.groot.adapters import GrootAdapter, pack
 from relay.models.groot.assemble import assemble
 from relay.models.groot.config import COSMOS_REASON2, RELEASED, read_config
+from relay.models.groot.fixed_shapes import FixedShapes
 from relay.models.groot.model import Groot
 from relay.models.groot.resident import ResidentAdapters
+from relay.models.groot.shapes import Shape, ShapePlan
 from relay.models.groot.weights import checkpoint_shapes
 
 LEROBOT, LEROBOT_COMPUTING = 10_521, 4_775
@@ -87,3 +89,19 @@ def test_an_adapter_costs_two_operations_for_each_layer_that_it_changes() -> Non
     assert with_adapter["mm"] - without["mm"] == with_adapter["addmm_"] - without["addmm_"] == 4 * 32 + 16
     assert computing(with_adapter) - computing(without) == 2 * (4 * 32 + 16)
     assert sum(with_adapter.values()) - sum(without.values()) == 2 * (4 * 32 + 16) + 16  # views of the packed values
+
+
+def test_prepared_steps_leave_what_is_before_them_and_one_replay_each() -> None:
+    model, replays, shape = deep_model(), Counter[str](), Shape(text=32, images=448, rows=1)
+    row, noise = drawn_row(1, [(8, 14)] * 4, words=11), torch.randn(1, 40, model.config.max_action_dim)
+    fixed = FixedShapes(model, 2, ShapePlan((shape.text,), (shape.images,), (shape.rows,)), capture=False)
+    inputs = assemble(model, [row], noise, 4, shape)
+    with torch.no_grad():  # what inference mode makes cannot be written outside of it
+        FixedShapes.prepare.__wrapped__(fixed, lambda phase, share: None)  # pyright: ignore
+        FixedShapes.sample_actions.__wrapped__(fixed, inputs, shape)  # pyright: ignore  # tables are made
+    fixed.graphs.replay = lambda key: replays.update([key[0]])  # pyright: ignore  # all that a GPU is told of a step
+    with torch.no_grad(), Counting() as counting:
+        FixedShapes.sample_actions.__wrapped__(fixed, inputs, shape)  # pyright: ignore
+    assert replays == {"step": 4}
+    assert 1_000 < sum(counting.counts.values()) <= 1_200 < 0.4 * sum(count(model, 4).values())
+    assert 800 < computing(counting.counts) <= 900 < 0.45 * computing(count(model, 4))
