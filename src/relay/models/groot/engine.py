@@ -285,7 +285,9 @@ class GrootEngine:
         fixed, remarks = checked(
             "prepared shapes",
             lambda: self._captured(progress),
-            lambda fixed: fixed_distance(fixed, self._plain, prepared.row, self.model.config),
+            lambda fixed: fixed_distance(
+                fixed, self._plain, prepared.row, self.model.config, () if self._merged else self._resident.sample()
+            ),
             TOLERANCES[self.model.dtype],
         )
         self.remarks += remarks
@@ -299,6 +301,7 @@ class GrootEngine:
             plan,
             capture=device.type == "cuda",
             budget_bytes=graph_budget(device),
+            resident=None if self._merged else self._resident,
         )
         fixed.prepare(progress)
         return fixed

@@ -6,12 +6,12 @@ Device thread only. A batch gets its adapters as part of its inputs; nothing in 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from relay.engine.adapter_rows import ChangeTables, groups
+from relay.engine.adapter_rows import ChangeTables, RowChange, groups
 from relay.models.groot.adapters import GrootAdapter, with_changes
-from relay.models.groot.changes import linear_shapes, network_change, time_change
+from relay.models.groot.changes import is_of_steps, linear_shapes, network_change, time_change
 from relay.models.groot.model import TABULATED_STEPS, Groot, GrootInputs, Schedule, beside_each_other
 
 
@@ -61,6 +61,29 @@ class ResidentAdapters:
             schedules = [self._schedule(adapter, inputs.num_steps, inputs.slot) for adapter in rows]
             inputs = replace(inputs, schedule=beside_each_other(schedules))
         return self._model, inputs
+
+    def sample(self) -> list[GrootAdapter]:
+        """As many of the adapters held as fit the device together, of those that share batches."""
+        held = [adapter for adapter in self._held() if not adapter.alone]
+        self._fit(held)
+        return held[: self.capacity]
+
+    def buffers(self, rows: int) -> dict[str, RowChange] | None:
+        """Room at a fixed place for what the adapters held now change at each step of so many rows; None with none."""
+        return self._tables[0].buffers(rows, is_of_steps) if self.sample() else None
+
+    def gather(self, rows: Sequence[GrootAdapter | None], padded: int, buffers: Mapping[str, RowChange]) -> bool:
+        """Fill `padded` rows of the buffers, those behind the batch's with zeros.
+
+        Returns:
+            False if these adapters need more than that: a network of their own, or other sizes.
+        """
+        if any(adapter is not None and adapter.alone for adapter in rows):
+            return False
+        if not self._fitting.issuperset(adapter for adapter in rows if adapter is not None):
+            self._fit(rows)
+        slots = [0 if adapter is None else self._slot(adapter) for adapter in rows]
+        return self._tables[0].gather([*slots, *[0] * (padded - len(slots))], buffers, is_of_steps)
 
     def forget(self) -> None:
         """Give up all that is on the device; what is asked for comes back."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from relay.engine.fast_path import largest_difference
+from relay.models.groot.adapters import GrootAdapter
 from relay.models.groot.config import GrootConfig
 from relay.models.groot.fixed_shapes import FixedShapes
 from relay.models.groot.inputs import GrootRow
@@ -39,20 +41,32 @@ def check_batch(
     return rows, torch.from_numpy(noise)
 
 
-def fixed_distance(fixed: FixedShapes, plain: Sample, row: GrootRow, config: GrootConfig) -> float:
+def fixed_distance(
+    fixed: FixedShapes,
+    plain: Sample,
+    row: GrootRow,
+    config: GrootConfig,
+    adapters: Sequence[GrootAdapter] = (),
+) -> float:
     """Largest difference of the fixed shapes' actions from the plain ones, in units of the latter's deviation.
 
-    A full batch, a single row with another number of steps, and, from spoilt buffers, a batch that fills its shape not.
+    A full batch, a single row with another number of steps and, from spoilt buffers, a batch that fills its shape not;
+    and with adapters, such a batch with as many as there are and none.
 
     Args:
         row: an observation whose sizes are those of the checked ones.
+        adapters: some that share batches.
     """
-    largest, compared = fixed.plan.largest, list[tuple[Tensor, Tensor]]()
-    for count, seed, steps in ((largest.rows, 0, 0), (1, 1, 1), (max(1, largest.rows - 1), 2, 0)):
+    largest, steps, compared = fixed.plan.largest, config.num_steps, list[tuple[Tensor, Tensor]]()
+    batches = [(largest.rows, steps), (1, steps + 1), (max(1, largest.rows - 1), steps)]
+    for seed, (count, num_steps) in enumerate([*batches, *batches[:1] * bool(adapters)]):
         rows, noise = check_batch(row, config, largest, count, seed)
-        if seed == 2:
+        if seed >= 2:
             fixed.spoil()
-        actions = fixed.sample(rows, noise, config.num_steps + steps)
+        if seed == 3:
+            mixed = (*adapters, None)
+            rows = [replace(one, adapter=mixed[i % len(mixed)]) for i, one in enumerate(rows)]
+        actions = fixed.sample(rows, noise, num_steps)
         if actions is not None:  # None where the memory was spent before this shape
-            compared.append((actions, plain(rows, noise, config.num_steps + steps).float().cpu()))
+            compared.append((actions, plain(rows, noise, num_steps).float().cpu()))
     return largest_difference(compared)
