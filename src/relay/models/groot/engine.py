@@ -155,7 +155,10 @@ class GrootEngine:
         self._merged = adapters.merged
         if self._merged:
             model = with_changes(base, self._adapters.adapters[0])
-        self._resident = ResidentAdapters(model, lambda: self._adapters.adapters, adapters.memory_bytes)
+        # A merged adapter is in the weights: nothing is asked for beside it.
+        self._resident = ResidentAdapters(
+            model, lambda: () if self._merged else self._adapters.adapters, adapters.memory_bytes
+        )
         self.model = model
         self.remarks = list(remarks)
         if fast_resize:
@@ -285,9 +288,7 @@ class GrootEngine:
         fixed, remarks = checked(
             "prepared shapes",
             lambda: self._captured(progress),
-            lambda fixed: fixed_distance(
-                fixed, self._plain, prepared.row, self.model.config, () if self._merged else self._resident.sample()
-            ),
+            lambda fixed: fixed_distance(fixed, self._plain, prepared.row, self.model.config, self._resident.sample()),
             TOLERANCES[self.model.dtype],
         )
         self.remarks += remarks
@@ -301,7 +302,7 @@ class GrootEngine:
             plan,
             capture=device.type == "cuda",
             budget_bytes=graph_budget(device),
-            resident=None if self._merged else self._resident,
+            resident=self._resident,
         )
         fixed.prepare(progress)
         return fixed

@@ -178,7 +178,10 @@ class Pi0Engine:
         if self._merged:
             (adapter,) = self._adapters.adapters
             model = with_changes(model, adapter.source)
-        self._resident = ResidentAdapters(model, lambda: self._adapters.adapters, adapters.memory_bytes)
+        # A merged adapter is in the weights: nothing is asked for beside it.
+        self._resident = ResidentAdapters(
+            model, lambda: () if self._merged else self._adapters.adapters, adapters.memory_bytes
+        )
         self.model, self._tokenizer = model, tokenizer
         self._robot, self._model_units = robot, model_units
         self._default_prompt, self._chunking = default_prompt, chunking
