@@ -63,7 +63,9 @@ GOLDEN_PLAN = ShapePlan(texts=(16, 32), images=(16, 24), rows=(1, 2, 4))
 @pytest.mark.parametrize(("num_steps", "slot"), [(1, 2), (4, 2), (10, 2), (4, 0)])
 def test_golden_observations_give_the_golden_actions_in_every_shape(shape: Shape, num_steps: int, slot: int) -> None:
     fixed = golden_shapes(slot)
-    actions = fixed.sample_actions(golden_inputs(num_steps, slot=slot, shape=shape), shape).numpy()
+    inputs = golden_inputs(num_steps, slot=slot, shape=shape)
+    fixed.look(inputs, shape)
+    actions = fixed.denoise(inputs.noise, two_frame_model().schedule(num_steps, slot), shape).numpy()
     steps = "1_step" if num_steps == 1 else f"{num_steps}_steps"
     reference = golden()[f"actions_{steps}" + ("_embodiment_0" if slot == 0 else "")]
     assert np.abs(actions - reference).max() / reference.std() <= 1e-5

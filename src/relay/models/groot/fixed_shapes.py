@@ -1,33 +1,42 @@
-"""The denoising steps of `model.py` over buffers of fixed shapes, so that a GPU can replay them.
+"""The sampler of `model.py` over buffers of fixed shapes, so that a GPU can replay it instead of being told it anew.
 
-One step is prepared for every shape. A call looks at its observations as ever, with the tokens of each kind padded
-behind the self-attention that would see the padding; what the steps need of them is copied into the buffers, and the
-step replayed as often as the batch asks for, with what it knows of the time copied in between, so that any number of
-steps runs on what was prepared. Four steps are most of what a call launches; the rest is told kernel by kernel.
+Two parts are prepared for every shape: all that is computed once per request, and one denoising step. A call replays
+the first once and the second as often as the batch asks for, with what a step knows of the time copied in between, so
+that any number of steps runs on what was prepared.
+
+The first part is prepared for images of certain sizes. With others, and with adapters that change that part, it is told
+operation by operation, and what the steps need of it is copied into the buffers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relay.engine.adapter_rows import by_layer
 from relay.engine.base import Progress
 from relay.engine.graphs import Graphs
-from relay.engine.staging import Field, carve, size_of
+from relay.engine.staging import Field, Staging, carve, size_of
 from relay.models.groot.adapters import GrootAdapter
-from relay.models.groot.assemble import assemble
+from relay.models.groot.assemble import LENGTHS, arrange, as_inputs, assemble, pack_patches
 from relay.models.groot.changes import network_change
-from relay.models.groot.model import Groot, GrootInputs, Observed, Seen, read_step
+from relay.models.groot.inputs import GrootRow
+from relay.models.groot.model import Groot, GrootInputs, Observed, Schedule, Seen, read_step
+from relay.models.groot.prompt import image_tokens
 from relay.models.groot.resident import ResidentAdapters
-from relay.models.groot.shapes import Shape, ShapePlan
+from relay.models.groot.shapes import Pictures, Shape, ShapePlan
 from relay.models.groot.transforms import GrootPrepared
+from relay.models.groot.vision import Grid
 
 
 class FixedShapes:
-    """One network's denoising steps for the shapes of a plan.
+    """One network's sampler for the shapes of a plan.
 
     Args:
         slot: of the embodiment that is served.
@@ -48,14 +57,19 @@ class FixedShapes:
         resident: ResidentAdapters | None = None,
     ) -> None:
         self.plan = plan
-        self._resident = resident
+        self._model, self._slot, self._resident = model, slot, resident
         self._changes = resident.buffers(plan.largest.rows) if resident else None
-        self._model, self._slot = model, slot
         self.graphs = Graphs(model.device, capture=capture, budget_bytes=budget_bytes)
         self._positions = model.positions(slot, plan.largest.rows)
+        # A graph reads the tables at the addresses that they have now.
+        self._tables = [model.vision.tabulated(self._grid(pictures)) for pictures in plan.pictures.values()]
         # One shape is in use at a time, so all share the memory that the largest needs.
-        self._memory = torch.zeros(size_of(self._fields(plan.largest)), dtype=torch.uint8, device=model.device)
-        self._buffers: dict[Shape, Mapping[str, Tensor]] = {}
+        self._memory = torch.zeros(size_of(self._kept_fields(plan.largest)), dtype=torch.uint8, device=model.device)
+        whole = [shape for shape in plan if shape.images in plan.pictures]
+        head = max((size_of(self._staged_fields(shape)) for shape in whole), default=0)
+        patches = max((math.prod(self._patches(shape)[:2]) for shape in whole), default=0)
+        self._staging = Staging(model.device, head, ((patches, 3 * model.config.vision.patch**2), torch.uint8))
+        self._buffers: dict[Shape, _Buffers] = {}
 
     @torch.inference_mode()
     def prepare(self, progress: Progress) -> None:
@@ -84,36 +98,47 @@ class FixedShapes:
         """
         rows, adapters = [one.row for one in batch], [one.adapter for one in batch]
         shape = self.plan.fit(rows)
-        if shape is None or shape not in self._buffers:
+        if shape is None or shape not in self._buffers or not self._bring_adapters(adapters, shape):
             return None
-        if not self._bring_adapters(adapters, shape):
-            return None
-        inputs = assemble(self._model, rows, noise, num_steps, shape)
-        if self._resident is not None:
-            _, inputs = self._resident.apply(inputs, adapters, [len(row.images) for row in rows])
-        return self.sample_actions(inputs, shape)
+        adapted = any(adapters)
+        if self.plan.whole(rows, shape) and not any(adapter and adapter.sees for adapter in adapters):
+            self._stage(rows, shape)
+            self.graphs.replay(("look", shape))
+        else:
+            inputs = assemble(self._model, rows, noise, num_steps, shape)
+            if self._resident is not None:
+                _, inputs = self._resident.apply(inputs, adapters, [len(row.images) for row in rows])
+            self.look(inputs, shape)
+        if adapted and self._resident is not None:
+            schedule = self._resident.schedule(adapters, num_steps, self._slot)
+        else:
+            schedule = self._model.schedule(num_steps, self._slot)
+        return self.denoise(noise, schedule, shape, adapted=adapted)
 
     @torch.inference_mode()
-    def sample_actions(self, inputs: GrootInputs, shape: Shape) -> Tensor:
-        """The same from what was assembled for a prepared shape."""
-        kept = self._buffers[shape]
-        for name, made in self._model.observe(inputs)._asdict().items():
-            kept[name][: len(made)].copy_(made)
-        noise = inputs.noise.flatten(0, 1)
-        x = kept["x"][: len(noise)]
-        x.copy_(noise)
-        kept["step_size"].fill_(1 / inputs.num_steps)
-        part, room, table = "step", kept["told"], self._model.schedule_of(inputs).table
-        if inputs.change is not None:
-            part, room = "adapted step", kept["told_by_row"][:, : len(inputs.tokens)]
+    def look(self, inputs: GrootInputs, shape: Shape) -> None:
+        """Compute what the steps need of inputs that were assembled for a prepared shape."""
+        self._look(inputs, self._buffers[shape].kept)
+
+    @torch.inference_mode()
+    def denoise(self, noise: Tensor, schedule: Schedule, shape: Shape, *, adapted: bool = False) -> Tensor:
+        """As `sample`, for what was looked at last."""
+        kept, rows = self._buffers[shape].kept, len(noise)
+        x = kept["x"][: rows * noise.shape[1]]
+        x.copy_(noise.flatten(0, 1))
+        kept["step_size"].fill_(1 / len(schedule.table))
+        part, room, table = "step", kept["told"], schedule.table
+        if adapted:
+            part, room = "adapted step", kept["told_by_row"][:, :rows]
             table = table if table.dim() == 5 else table[:, :, None, None]  # the same for all rows
         for told in table.unbind(0):
             room.copy_(told)
             self.graphs.replay((part, shape))
-        return x.view(inputs.noise.shape).to("cpu", copy=True)  # waits for the device
+        return x.view(noise.shape).to("cpu", copy=True)  # waits for the device
 
     def spoil(self) -> None:
-        """Leave NaN in every buffer, as what no call may depend on; for checks."""
+        """Leave in every buffer what no call may depend on: NaN, and full bytes in what is uploaded; for checks."""
+        self._staging.fill(0xFF)
         self._memory.view(torch.float32).fill_(float("nan"))
         for change in (self._changes or {}).values():
             for part in change:
@@ -128,8 +153,21 @@ class FixedShapes:
             return False
         return self._resident.gather(adapters, shape.rows, self._changes)
 
+    def _stage(self, rows: Sequence[GrootRow], shape: Shape) -> None:
+        """Send the batch to the device, in one copy from page-locked memory."""
+        buffers, config = self._buffers[shape], self._model.config
+        # Rows that only fill up the shape have the first one's prompt; nobody reads them.
+        filled = [*rows, *[rows[0]] * (shape.rows - len(rows))]
+        for name, array in arrange(filled, config, shape, shape.text + shape.images).items():
+            buffers.host[name][...] = array
+        images = [image for row in rows for image in row.images]
+        _, each, width = size = self._patches(shape)
+        patches = self._staging.bulk_host[: math.prod(size[:2])].reshape(-1, each, width)
+        pack_patches(images, config, patches[: len(images)])
+        self._staging.upload(buffers.fields, len(images) * each)
+
     def _prepare_shape(self, shape: Shape) -> None:
-        kept = carve(self._memory, self._fields(shape))
+        kept = carve(self._memory, self._kept_fields(shape))
         observed = Observed(**{name: kept[name] for name in Observed._fields})
         seen = self._model.see(observed, self._positions[: shape.rows * self._model.config.action_horizon])
         self.graphs.prepare(("step", shape), lambda: self._run_step(kept, kept["told"], seen))
@@ -137,14 +175,55 @@ class FixedShapes:
             layers = {kind: by_layer(change, lambda t: t[: shape.rows]) for kind, change in self._changes.items()}
             adapted = seen._replace(change=network_change(layers, {}).dit)
             self.graphs.prepare(("adapted step", shape), lambda: self._run_step(kept, kept["told_by_row"], adapted))
-        self._buffers[shape] = kept
+        fields = self._staged_fields(shape) if shape.images in self.plan.pictures else {}
+        staged = self._staging.view(fields)
+        if fields:
+            inputs = self._inputs(shape, staged.device, kept["x"])
+            self.graphs.prepare(("look", shape), lambda: self._look(inputs, kept))
+        self._buffers[shape] = _Buffers(fields, staged.host, kept)
+
+    def _look(self, inputs: GrootInputs, kept: Mapping[str, Tensor]) -> None:
+        for name, made in self._model.observe(inputs)._asdict().items():
+            kept[name][: len(made)].copy_(made)
 
     def _run_step(self, kept: Mapping[str, Tensor], told: Tensor, seen: Seen) -> None:
         velocity = self._model.denoise_step(kept["x"], read_step(told), seen, self._slot)
         kept["x"].addcmul_(velocity.float(), kept["step_size"])
 
-    def _fields(self, shape: Shape) -> dict[str, Field]:
-        """What the steps read and write; the parts of `Observed` under their names."""
+    def _inputs(self, shape: Shape, staged: Mapping[str, Tensor], noise: Tensor) -> GrootInputs:
+        """What is staged, as the network takes it."""
+        size = self._patches(shape)
+        patches = self._staging.bulk[: math.prod(size[:2])].view(size)
+        grids = [self._grid(self.plan.pictures[shape.images])] * size[0]
+        return as_inputs({**staged, "patches": patches}, grids, noise, self._slot, 0)
+
+    def _grid(self, pictures: Pictures) -> Grid:
+        side = self._model.config.vision.patch
+        return pictures.height // side, pictures.width // side
+
+    def _patches(self, shape: Shape) -> tuple[int, int, int]:
+        """(images, patches of each, 3 * patch * patch)."""
+        pictures = self.plan.pictures[shape.images]
+        return shape.rows * pictures.images, math.prod(self._grid(pictures)), 3 * self._model.config.vision.patch**2
+
+    def _staged_fields(self, shape: Shape) -> dict[str, Field]:
+        """What comes from the CPU with every batch, beside the images: as `arrange` makes it."""
+        rows, tokens = shape.rows, shape.text + shape.images
+        pictures = self.plan.pictures[shape.images]
+        of_images = pictures.images * image_tokens(pictures.height, pictures.width)
+        whole: dict[str, tuple[int, ...]] = {
+            "tokens": (rows, tokens),
+            "positions": (rows, tokens, 3),
+            "image_places": (rows * of_images,),
+            "text": (rows * shape.text,),
+            "seen": (rows * shape.images,),
+            **dict.fromkeys(LENGTHS, (rows,)),
+        }
+        state = ((rows, self._model.config.state_width), torch.float32)
+        return {**{name: (size, torch.int64) for name, size in whole.items()}, "state": state}
+
+    def _kept_fields(self, shape: Shape) -> dict[str, Field]:
+        """What one part leaves on the device for the next; the parts of `Observed` under their names."""
         config, dit, dtype = self._model.config, self._model.dit, self._model.dtype
         text, images = dit.text_keys_values.weight.shape[1], dit.image_keys_values.weight.shape[1]
         width, norms = config.input_embedding_dim, len(dit.modulation_weight)
@@ -160,3 +239,12 @@ class FixedShapes:
             **told_by_row,
             "step_size": ((1,), torch.float32),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """One shape's memory: what is staged, on the CPU, and what is kept between parts; nothing is staged for steps."""
+
+    fields: Mapping[str, Field]
+    host: Mapping[str, NDArray[Any]]
+    kept: Mapping[str, Tensor]

@@ -58,9 +58,12 @@ class ResidentAdapters:
         change = network_change(by_row.rows(slots, below=True), by_image.rows(of_images, below=True))
         inputs = replace(inputs, change=change)
         if any(adapter.time for adapter in adapters):
-            schedules = [self._schedule(adapter, inputs.num_steps, inputs.slot) for adapter in rows]
-            inputs = replace(inputs, schedule=beside_each_other(schedules))
+            inputs = replace(inputs, schedule=self.schedule(rows, inputs.num_steps, inputs.slot))
         return self._model, inputs
+
+    def schedule(self, rows: Sequence[GrootAdapter | None], num_steps: int, slot: int) -> Schedule:
+        """What each row is told of the time."""
+        return beside_each_other([self._schedule(adapter, num_steps, slot) for adapter in rows])
 
     def sample(self) -> list[GrootAdapter]:
         """As many of the adapters held as fit the device together, of those that share batches."""

@@ -6,8 +6,8 @@ the smallest shape that holds it, its tail masked. Few shapes mean a short start
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from relay.engine.prepared_sizes import at_least, batch_sizes, rounded_up
@@ -34,26 +34,42 @@ class Shape(NamedTuple):
         return f"{self.text} text and {self.images} image tokens × batch {self.rows}"
 
 
+class Pictures(NamedTuple):
+    """So many images of one size, in pixels as the vision tower takes them."""
+
+    images: int
+    height: int
+    width: int
+
+
 @dataclass(frozen=True, slots=True)
 class ShapePlan:
     """The shapes that are prepared: each number of text tokens with each of image tokens and each number of rows.
 
     Numbers of tokens are multiples of 8: attention kernels copy the padding's mask at every call where it has others.
+
+    Attributes:
+        texts, images, rows: rising.
+        pictures: for a number of image tokens, the images of a row that have so many together; where they are there,
+            all that is computed once per request is prepared, too, for rows of just these images.
     """
 
     texts: tuple[int, ...]
     images: tuple[int, ...]
     rows: tuple[int, ...]
+    pictures: Mapping[int, Pictures] = field(default_factory=dict[int, Pictures])
 
     @classmethod
     def of(cls, recipe: Recipe, max_batch: int) -> ShapePlan:
         """The shapes of what an embodiment's robots usually send: any mix of `FRAMES`, up to the longest of `WORDS`."""
         images = len(recipe.cameras) * len(recipe.frames)
-        each = {image_tokens(*vision_size(*cropped_size(*frame, recipe.image))) for frame in FRAMES}
+        sizes = [vision_size(*cropped_size(*frame, recipe.image)) for frame in FRAMES]
+        pictures = {rounded_up(images * image_tokens(*size), 8): Pictures(images, *size) for size in sizes}
         return cls(
             texts=tuple(rounded_up(text_tokens(images, words), 8) for words in WORDS),
-            images=tuple(sorted({rounded_up(images * tokens, 8) for tokens in each})),
+            images=tuple(sorted(pictures)),
             rows=batch_sizes(max_batch),
+            pictures=pictures,
         )
 
     def __iter__(self) -> Iterator[Shape]:
@@ -67,6 +83,14 @@ class ShapePlan:
     def largest(self) -> Shape:
         """The shape that holds all others."""
         return Shape(self.texts[-1], self.images[-1], self.rows[-1])
+
+    def whole(self, rows: Sequence[GrootRow], shape: Shape) -> bool:
+        """Whether these rows have the images that the shape is prepared for from the start of a call."""
+        pictures = self.pictures.get(shape.images)
+        return pictures is not None and all(
+            len(row.images) == pictures.images and {image.shape[:2] for image in row.images} == {pictures[1:]}
+            for row in rows
+        )
 
     def fit(self, rows: Sequence[GrootRow]) -> Shape | None:
         """The smallest shape that holds these rows; None if there is none."""
