@@ -20,7 +20,7 @@ from relay.models.groot.fixed_shapes import FixedShapes
 from relay.models.groot.inputs import GrootRow
 from relay.models.groot.model import Groot
 from relay.models.groot.self_check import fixed_distance
-from relay.models.groot.shapes import ShapePlan
+from relay.models.groot.shapes import Pictures, ShapePlan
 from relay.models.groot.transforms import GrootPrepared
 
 IMAGES, SIDES, PROMPT = 4, (256, 448), 11
@@ -126,7 +126,8 @@ def _block(words: np.ndarray[Any, Any], image_tokens: int, config: GrootConfig) 
 def prepare(model: Groot, max_batch: int) -> FixedShapes:
     """The shapes of these observations and of instructions up to twice as long, as CUDA graphs on a GPU."""
     image_tokens = IMAGES * SIDES[0] * SIDES[1] // model.config.vision.token_side**2
-    plan = ShapePlan(texts=(32, 48), images=(image_tokens,), rows=batch_sizes(max_batch))
+    pictures = {image_tokens: Pictures(IMAGES, *SIDES)}
+    plan = ShapePlan(texts=(32, 48), images=(image_tokens,), rows=batch_sizes(max_batch), pictures=pictures)
     device = model.device
     fixed = FixedShapes(model, 0, plan, capture=device.type == "cuda", budget_bytes=graph_budget(device))
     fixed.prepare(lambda phase, share: None)
@@ -139,8 +140,7 @@ def prepared_agrees(model: Groot, fixed: FixedShapes, steps: int) -> dict[str, f
     def plain(batch: Sequence[GrootPrepared], noise: torch.Tensor, num_steps: int) -> torch.Tensor:
         return model.sample_actions(assemble(model, [one.row for one in batch], noise, num_steps))
 
-    (row,) = rows(model.config, 1)
-    return {"distance": fixed_distance(fixed, plain, row, replace(model.config, num_steps=steps))}
+    return {"distance": fixed_distance(fixed, plain, rows(model.config, 1), replace(model.config, num_steps=steps))}
 
 
 def in_process(model: Groot, count: int, steps: int, rounds: int, fixed: FixedShapes | None = None) -> dict[str, float]:

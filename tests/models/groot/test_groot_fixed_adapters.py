@@ -110,7 +110,7 @@ def test_the_check_at_start_covers_adapters(tmp_path: Path, monkeypatch: pytest.
 
     def distance() -> float:
         some = setting.resident.sample()
-        return fixed_distance(setting.fixed, setting.plain, row, tiny_config(), some)
+        return fixed_distance(setting.fixed, setting.plain, [row], tiny_config(), some)
 
     assert distance() <= 1e-4
     gather = setting.resident.gather

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from tiny_groot import drawn_noise, drawn_row, golden, golden_inputs, tiny_model, two_frame_model
+from tiny_groot import (
+    drawn_noise,
+    drawn_row,
+    golden,
+    golden_inputs,
+    load_tiny,
+    tiny_model,
+    tiny_tensors,
+    two_frame_model,
+)
 from torch import Tensor
 
 from relay.models.groot.assemble import assemble
 from relay.models.groot.fixed_shapes import FixedShapes
 from relay.models.groot.inputs import GrootRow
 from relay.models.groot.model import Groot
-from relay.models.groot.shapes import Shape, ShapePlan
+from relay.models.groot.shapes import Pictures, Shape, ShapePlan
 from relay.models.groot.transforms import GrootPrepared
 
 PLAN = ShapePlan(texts=(16, 32), images=(8, 24), rows=(1, 2, 3, 4))
 SQUARE, WIDE = [(2, 2)], [(2, 3), (3, 4)]  # 4 and 18 image tokens
+ONE, TWO, ODD = [(2, 4)], [(3, 4)] * 2, [(3, 3)]  # images that are prepared from the start of a call
+PICTURES = {8: Pictures(1, 64, 128), 16: Pictures(1, 96, 96), 24: Pictures(2, 96, 128)}
+WHOLE = ShapePlan(texts=(16, 32), images=(8, 16, 24), rows=(1, 2, 3, 4), pictures=PICTURES)
 
 
 def prepared(plan: ShapePlan = PLAN, model: Groot | None = None, slot: int = 2, **options: int) -> FixedShapes:
@@ -88,12 +102,19 @@ BATCHES = {
     "one of two": [drawn_row(5, WIDE, 3)],
     "two": [drawn_row(6, WIDE, 3), drawn_row(7, WIDE, 3)],
     "different prompts": [drawn_row(8, SQUARE, 1), drawn_row(9, SQUARE, 20), drawn_row(10, SQUARE, 7)],
+    "one image, whole": [drawn_row(20, ONE, 3), drawn_row(21, ONE, 9), drawn_row(22, ONE, 1)],
+    "two images, whole": [drawn_row(23, TWO, 7), drawn_row(24, TWO, 8)],
+    "nine tokens in sixteen, whole": [drawn_row(25, ODD, 7), drawn_row(26, ODD, 20), drawn_row(27, ODD, 2)],
+    "one, whole": [drawn_row(28, TWO, 3)],
+    "as many tokens in other images": [drawn_row(29, [(4, 2)], 3), drawn_row(30, ONE, 3)],
     "different images": [drawn_row(11, [(2, 2)], 3), drawn_row(12, [(4, 3)], 3), drawn_row(13, [(1, 3)] * 3, 3)],
 }
 SIZES = {
     "every size": PLAN,
     "padded to four": ShapePlan(texts=(32,), images=(24,), rows=(4,)),
     "padded to five": ShapePlan(texts=(40,), images=(48,), rows=(5,)),
+    "whole": WHOLE,
+    "whole, padded to five": replace(WHOLE, texts=(40,), rows=(5,)),
 }
 
 
@@ -118,18 +139,30 @@ def test_every_row_of_a_batch_gives_what_it_gives_alone(batch: str, plan: str) -
     assert distance(sample(fixed, rows), alone) <= 1e-5
 
 
+@pytest.mark.parametrize("batch", BATCHES)
+def test_rows_of_just_the_prepared_images_are_replayed_from_the_start(
+    batch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed, replayed = of_plan("whole"), Counter[str]()
+    replay = fixed.graphs.replay
+    monkeypatch.setattr(fixed.graphs, "replay", lambda key: (replayed.update([key[0]]), replay(key)))
+    sample(fixed, BATCHES[batch])
+    assert replayed == ({"look": 1, "step": 4} if batch.endswith("whole") else {"step": 4})
+
+
 @pytest.mark.parametrize("plan", SIZES)
 def test_what_earlier_batches_left_in_the_buffers_changes_nothing(plan: str) -> None:
     fixed = of_plan(plan)
-    batches = [BATCHES["different prompts"], BATCHES["one of two"], BATCHES["full"]]
+    batches = [BATCHES[name] for name in ("different prompts", "one of two", "two images, whole", "one image, whole")]
     before = [sample(fixed, rows) for rows in batches]
     for rows, expected in zip(reversed(batches), reversed(before), strict=True):
         fixed.spoil()
         assert torch.equal(sample(fixed, rows), expected)
 
 
-def test_damage_in_one_row_stays_in_that_row() -> None:
-    fixed, rows = shared(), BATCHES["two"]
+@pytest.mark.parametrize("batch", ["two", "two images, whole"])
+def test_damage_in_one_row_stays_in_that_row(batch: str) -> None:
+    fixed, rows = of_plan("whole"), BATCHES[batch]
     whole = noise_of(rows)
     damaged = whole.clone()
     damaged[0] = float("nan")
@@ -138,6 +171,17 @@ def test_damage_in_one_row_stays_in_that_row() -> None:
     assert expected is not None
     assert not actions[0].isfinite().any()
     assert torch.equal(actions[1], expected[1])
+
+
+def test_tables_of_image_sizes_may_be_forgotten_by_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_tiny(tiny_tensors(), slots=[2])
+    fixed, rows = prepared(WHOLE, model), BATCHES["two images, whole"]
+    tables = {id(model.vision.tabulated(grid)) for grid in ((4, 8), (6, 6), (6, 8))}
+    monkeypatch.setattr("relay.models.groot.vision._TABULATED_PATCHES", 1)
+    model.vision.tabulated((2, 2))
+    assert list(model.vision._places) == [(2, 2)]
+    assert {id(held) for held in fixed._tables} == tables
+    assert distance(sample(fixed, rows), plain(rows)) <= 1e-5
 
 
 def test_answers_do_not_change_when_the_buffers_are_used_again() -> None:

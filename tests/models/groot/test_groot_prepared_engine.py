@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,28 @@ def test_nothing_is_prepared_after_warm_up(libero: Any) -> None:
     engine = warm(libero)
     assert engine.fixed is not None
     prepared = len(engine.fixed.graphs)
-    assert prepared == 27  # three lengths of prompts, three kinds of frames, up to three rows
+    assert prepared == 2 * 27  # three lengths of prompts, three kinds of frames, up to three rows
     for words in range(1, 100, 9):
         infer(engine, *[request(engine, words=words)] * (1 + words % 3), steps=1 + words % 5)
     assert len(engine.fixed.graphs) == prepared
+    assert engine.unprepared == 0
+
+
+def test_usual_frames_are_replayed_from_the_start_and_mixed_ones_in_the_steps(loaded: Any) -> None:
+    engine = warm(loaded, max_batch=1)
+    assert engine.fixed is not None
+    replayed = Counter[str]()
+    replay = engine.fixed.graphs.replay
+    engine.fixed.graphs.replay = lambda key: (replayed.update([key[0]]), replay(key))  # pyright: ignore
+    for size in ((120, 160), (200, 200), (90, 160)):  # as square as the usual ones
+        infer(engine, request(engine, size=size))
+    assert replayed == {"look": 3, "step": 12}
+    mixed = request(engine)
+    camera = next(iter(mixed["video"]))
+    mixed["video"][camera] = mixed["video"][camera][:, :, :, :64]  # one camera's frames are squares
+    plain = warm(loaded, graphs=False, max_batch=1)
+    assert distance(infer(engine, mixed), infer(plain, mixed)) <= 1e-5
+    assert replayed == {"look": 3, "step": 16}
     assert engine.unprepared == 0
 
 

@@ -10,7 +10,7 @@ from groot_observations import RECIPES
 from tiny_groot import drawn_row
 
 from relay.models.groot.recipe import ImageRecipe
-from relay.models.groot.shapes import Shape, ShapePlan
+from relay.models.groot.shapes import Pictures, Shape, ShapePlan
 
 PLAN = ShapePlan(texts=(16, 32), images=(8, 24), rows=(1, 2, 3))
 
@@ -18,6 +18,18 @@ PLAN = ShapePlan(texts=(16, 32), images=(8, 24), rows=(1, 2, 3))
 @pytest.mark.parametrize(("tag", "images"), [(DROID, (256, 352, 448)), (LIBERO, (128, 176, 224))])
 def test_images_are_those_of_square_and_wide_frames_of_all_cameras_and_times(tag: str, images: tuple[int, ...]) -> None:
     assert ShapePlan.of(RECIPES[tag], 1).images == images
+
+
+def test_a_row_of_usual_frames_is_prepared_from_the_start() -> None:
+    plan = ShapePlan.of(RECIPES[LIBERO], 1)
+    assert plan.pictures == {128: Pictures(2, 256, 256), 176: Pictures(2, 256, 352), 224: Pictures(2, 256, 448)}
+    wide, square = drawn_row(1, [(8, 11)] * 2, 3), drawn_row(1, [(8, 8)] * 2, 3)
+    assert plan.whole([wide, wide], Shape(32, 176, 2))
+    assert plan.whole([square], Shape(32, 128, 1))
+    assert not plan.whole([wide, square], Shape(32, 176, 2))
+    assert not plan.whole([drawn_row(1, [(11, 8)] * 2, 3)], Shape(32, 176, 1))
+    assert not plan.whole([drawn_row(1, [(8, 11)], 3)], Shape(32, 176, 1))
+    assert not PLAN.whole([drawn_row(1, [(2, 4)], 9)], Shape(16, 8, 1))
 
 
 def test_frames_that_all_become_squares_need_one_shape() -> None:

@@ -36,7 +36,7 @@ from relay.models.groot.prompt import PromptTokenizer
 from relay.models.groot.recipe import Recipe
 from relay.models.groot.resident import ResidentAdapters
 from relay.models.groot.self_check import fixed_distance
-from relay.models.groot.shapes import ShapePlan
+from relay.models.groot.shapes import FRAMES, ShapePlan
 from relay.models.groot.transforms import GrootPrepared, prepare, resting_state, to_robot
 from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
@@ -264,7 +264,7 @@ class GrootEngine:
         self.remarks += [remark] if remark else []
         prepared = self._touch_preparation()
         if self._graphs:
-            self.fixed = self._prepare_shapes(prepared, progress)
+            self.fixed = self._prepare_shapes(progress)
         for rows in range(1, self.spec.max_batch + 1):
             progress("warming up", rows / self.spec.max_batch)
             noise = torch.stack([self._noise(Options(seed=0))] * rows)
@@ -283,12 +283,14 @@ class GrootEngine:
             if not self._sample([replace(prepared, adapter=self._adapters.get(name))], noise).isfinite().all():
                 raise CheckpointError(f"adapter {name} gives actions that are not finite: its weights are damaged")
 
-    def _prepare_shapes(self, prepared: GrootPrepared, progress: Progress) -> FixedShapes | None:
+    def _prepare_shapes(self, progress: Progress) -> FixedShapes | None:
         """The fast path, if it can be had and gives what the plain one gives; else a remark why not."""
+        usual = [self._at_rest(np.zeros((*frame, 3), np.uint8)).row for frame in FRAMES]
+        sizes = {row.images[0].shape: row for row in usual}.values()
         fixed, remarks = checked(
             "prepared shapes",
             lambda: self._captured(progress),
-            lambda fixed: fixed_distance(fixed, self._plain, prepared.row, self.model.config, self._resident.sample()),
+            lambda fixed: fixed_distance(fixed, self._plain, [*sizes], self.model.config, self._resident.sample()),
             TOLERANCES[self.model.dtype],
         )
         self.remarks += remarks
@@ -364,16 +366,16 @@ class GrootEngine:
 
     def _touch_preparation(self) -> GrootPrepared:
         """Decoders, resizing and tokenizer load on first use; returns a row of the handshake's frame size."""
-        recipe = self._recipe
         black = np.zeros((*IMAGE_RESOLUTION, 3), np.uint8)
-        prepared = None
-        for codec in (Codec.JPEG_Q90, Codec.LOSSLESS):
-            frames = [encode_frame(black, codec)] * len(recipe.frames)
-            observation = {
-                "video": {camera: frames for camera in recipe.cameras},
-                "state": resting_state(recipe),
-                "prompt": "warm up",
-            }
-            prepared = self.prepare(observation, Options())
-        assert prepared is not None
-        return replace(prepared, adapter=None)  # the default one is warmed up with the others
+        rows = [self._at_rest(encode_frame(black, codec)) for codec in (Codec.JPEG_Q90, Codec.LOSSLESS)]
+        return rows[0]
+
+    def _at_rest(self, frame: bytes | NDArray[np.uint8]) -> GrootPrepared:
+        """A row of a robot that stands still and sees nothing but this."""
+        recipe = self._recipe
+        observation = {
+            "video": {camera: [frame] * len(recipe.frames) for camera in recipe.cameras},
+            "state": resting_state(recipe),
+            "prompt": "warm up",
+        }
+        return replace(self.prepare(observation, Options()), adapter=None)  # the default one is warmed up by its name

@@ -44,29 +44,33 @@ def check_batch(
 def fixed_distance(
     fixed: FixedShapes,
     plain: Sample,
-    row: GrootRow,
+    sizes: Sequence[GrootRow],
     config: GrootConfig,
     adapters: Sequence[GrootAdapter] = (),
 ) -> float:
     """Largest difference of the fixed shapes' actions from the plain ones, in units of the latter's deviation.
 
-    A full batch, a single row with another number of steps and, from spoilt buffers, a batch that fills its shape not;
-    and with adapters, such a batch with as many as there are and none.
+    For each size of images a full batch, a single row with another number of steps and, from spoilt buffers, a batch
+    that fills its shape not; and with adapters, a batch with as many as there are and none.
 
     Args:
-        row: an observation whose sizes are those of the checked ones.
+        sizes: observations whose sizes are those of the checked ones.
         adapters: some that share batches.
     """
     largest, steps, compared = fixed.plan.largest, config.num_steps, list[tuple[Tensor, Tensor]]()
-    batches = [(largest.rows, steps), (1, steps + 1), (max(1, largest.rows - 1), steps)]
-    for seed, (count, num_steps) in enumerate([*batches, *batches[:1] * bool(adapters)]):
-        rows, noise = check_batch(row, config, largest, count, seed)
-        if seed >= 2:
-            fixed.spoil()
-        if seed == 3:
-            mixed = (*adapters, None)
-            rows = [replace(one, adapter=mixed[i % len(mixed)]) for i, one in enumerate(rows)]
+
+    def compare(rows: Sequence[GrootPrepared], noise: Tensor, num_steps: int) -> None:
         actions = fixed.sample(rows, noise, num_steps)
         if actions is not None:  # None where the memory was spent before this shape
             compared.append((actions, plain(rows, noise, num_steps).float().cpu()))
+
+    for row in sizes:
+        compare(*check_batch(row, config, largest, largest.rows, 0), steps)
+        compare(*check_batch(row, config, largest, 1, 1), steps + 1)
+        fixed.spoil()
+        compare(*check_batch(row, config, largest, max(1, largest.rows - 1), 2), steps)
+    if adapters:
+        rows, noise = check_batch(sizes[0], config, largest, largest.rows, 3)
+        mixed = (*adapters, None)
+        compare([replace(one, adapter=mixed[i % len(mixed)]) for i, one in enumerate(rows)], noise, steps)
     return largest_difference(compared)
