@@ -106,14 +106,6 @@ Changes = Mapping[str, Mapping[int, LinearChange]]
 """One adapter: by kind and layer."""
 
 
-Wanted = Callable[[str], bool]
-"""Which kinds are meant."""
-
-
-def _every_kind(kind: str) -> bool:
-    return True
-
-
 class ChangeTables:
     """The changes of several adapters in numbered slots; slot 0 changes nothing and stays.
 
@@ -166,20 +158,19 @@ class ChangeTables:
                         value = value[None] if part == "bias" else value
                         place[: value.shape[0], : value.shape[1]].copy_(value)
 
-    def buffers(self, rows: int, wanted: Wanted = _every_kind) -> dict[str, RowChange]:
-        """Room at a fixed place for the changes of so many rows, every kind that is wanted and has a table."""
+    def buffers(self, rows: int) -> dict[str, RowChange]:
+        """Room at a fixed place for the changes of so many rows, every kind that has a table."""
         return {
             kind: RowChange(*(None if part is None else part.new_zeros(rows, *part.shape[1:]) for part in table))
-            for kind, table in self._of(wanted).items()
+            for kind, table in self._tables.items()
         }
 
-    def gather(self, slots: Sequence[int], buffers: Mapping[str, RowChange], wanted: Wanted = _every_kind) -> bool:
+    def gather(self, slots: Sequence[int], buffers: Mapping[str, RowChange]) -> bool:
         """Fill the first rows of the buffers with the adapters in these slots; False if they are not of these sizes."""
-        tables = self._of(wanted)
-        if _shapes(tables) != _shapes(buffers):
+        if _shapes(self._tables) != _shapes(buffers):
             return False
         index = torch.tensor(slots, device=self._device)
-        for kind, table in tables.items():
+        for kind, table in self._tables.items():
             for part, room in zip(table, buffers[kind], strict=True):
                 if part is not None and room is not None:
                     torch.index_select(part, 0, index, out=room[: len(slots)])
@@ -200,9 +191,6 @@ class ChangeTables:
             return {kind: by_layer(self._tables[kind], lambda t: t[place]) for kind in kinds}
         index = torch.tensor(slots, device=self._device)
         return {kind: by_layer(self._tables[kind], lambda t: t.index_select(0, index)) for kind in kinds}
-
-    def _of(self, wanted: Wanted) -> dict[str, RowChange]:
-        return {kind: table for kind, table in self._tables.items() if wanted(kind)}
 
 
 class MayRunAlone(Protocol):

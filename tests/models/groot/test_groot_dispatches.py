@@ -94,7 +94,7 @@ def test_an_adapter_costs_two_operations_for_each_layer_that_it_changes() -> Non
 
 
 def replayed(*, whole: bool) -> tuple[Counter[str], Counter[str]]:
-    """What a request with prepared shapes dispatches beside replays, and these; its images of a prepared size or not."""
+    """What a prepared request dispatches beside replays, and these; its images of a prepared size or not."""
     model, replays, shape = deep_model(), Counter[str](), Shape(text=32, images=448, rows=1)
     pictures = {shape.images: Pictures(4, 256, 448)} if whole else {}
     fixed = FixedShapes(model, 2, ShapePlan((shape.text,), (shape.images,), (shape.rows,), pictures), capture=False)

@@ -215,11 +215,11 @@ def test_rows_of_an_adapter_with_whole_tensors_run_plain(folder: Path, root: Pat
     assert fast.unprepared == before + 1
 
 
-def test_steps_are_prepared_once_more_for_adapters_unless_one_is_merged(folder: Path, root: Path) -> None:
+def test_shapes_are_prepared_once_more_for_adapters_unless_one_is_merged(folder: Path, root: Path) -> None:
     fixed = prepared(folder, AdapterChoice()).fixed
     shapes = len(list(fixed.plan))
     assert len(fixed.graphs) == 2 * shapes
-    assert len(prepared(folder, AdapterChoice(root=root)).fixed.graphs) == 3 * shapes
+    assert len(prepared(folder, AdapterChoice(root=root)).fixed.graphs) == 4 * shapes
     merged = prepared(folder, AdapterChoice(named={"fold": root / "fold"}, merged=True))
     assert len(merged.fixed.graphs) == 2 * shapes
     expected = answer(load(folder, merged_only(root, "fold")))

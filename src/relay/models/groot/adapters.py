@@ -20,7 +20,7 @@ from relay.engine.adapter_rows import Changes, LinearChange
 from relay.engine.adapters import NO_EFFECT, Adapter, find_problems, refuse
 from relay.engine.peft import CONFIG_FILE, is_peft, read_peft
 from relay.engine.weights import CheckpointError
-from relay.models.groot.changes import OF_TIME, is_of_images, is_of_steps, linear_shapes, spot
+from relay.models.groot.changes import OF_TIME, is_of_images, linear_shapes, spot
 from relay.models.groot.model import Groot
 from relay.models.groot.weights import UNUSED, Stored, checkpoint_shapes, packing, write
 
@@ -51,11 +51,6 @@ class GrootAdapter:
     def alone(self) -> bool:
         """Whether its rows go through a network of their own, because it holds whole tensors."""
         return bool(self.source.replaced)
-
-    @property
-    def sees(self) -> bool:
-        """Whether it changes what is computed once per request, and not the steps alone."""
-        return bool(self.images) or not all(map(is_of_steps, self.rows))
 
 
 def read_adapter(folder: Path, model: Groot) -> GrootAdapter:

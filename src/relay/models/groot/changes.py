@@ -65,11 +65,6 @@ def is_of_images(kind: str) -> bool:
     return kind.startswith("vision.")
 
 
-def is_of_steps(kind: str) -> bool:
-    """Whether a layer is run at every denoising step, with what depends on the observation as with the actions."""
-    return kind.startswith(("dit.blocks.", "dit.out"))
-
-
 def network_change(rows: Mapping[str, Sequence[RowChange]], images: Mapping[str, Sequence[RowChange]]) -> NetworkChange:
     """The changes of each kind and layer, as the network takes them."""
     merger = _blocks(images, "vision.merger")

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relay.engine.adapter_rows import by_layer
 from relay.engine.base import Progress
 from relay.engine.graphs import Graphs
 from relay.engine.staging import Field, Staging, carve, size_of
 from relay.models.groot.adapters import GrootAdapter
 from relay.models.groot.assemble import LENGTHS, arrange, as_inputs, assemble, pack_patches
-from relay.models.groot.changes import network_change
 from relay.models.groot.inputs import GrootRow
 from relay.models.groot.model import Groot, GrootInputs, Observed, Schedule, Seen, read_step
 from relay.models.groot.prompt import image_tokens
@@ -42,8 +40,8 @@ class FixedShapes:
         slot: of the embodiment that is served.
         capture: replay CUDA graphs; without it the same buffers are used and the same functions called.
         budget_bytes: most device memory for graphs; shapes beyond it are not prepared.
-        resident: adapters on the device; where some are held, the step is prepared once more, with room for what they
-            change in each row.
+        resident: adapters on the device; where some are held, both parts are prepared once more, with room for what
+            they change in each row.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class FixedShapes:
     ) -> None:
         self.plan = plan
         self._model, self._slot, self._resident = model, slot, resident
-        self._changes = resident.buffers(plan.largest.rows) if resident else None
+        self._room = resident.buffers(plan.largest.rows, plan.most_images) if resident else None
         self.graphs = Graphs(model.device, capture=capture, budget_bytes=budget_bytes)
         self._positions = model.positions(slot, plan.largest.rows)
         # A graph reads the tables at the addresses that they have now.
@@ -101,9 +99,9 @@ class FixedShapes:
         if shape is None or shape not in self._buffers or not self._bring_adapters(adapters, shape):
             return None
         adapted = any(adapters)
-        if self.plan.whole(rows, shape) and not any(adapter and adapter.sees for adapter in adapters):
+        if self.plan.whole(rows, shape):
             self._stage(rows, shape)
-            self.graphs.replay(("look", shape))
+            self.graphs.replay(("adapted look" if adapted else "look", shape))
         else:
             inputs = assemble(self._model, rows, noise, num_steps, shape)
             if self._resident is not None:
@@ -140,18 +138,16 @@ class FixedShapes:
         """Leave in every buffer what no call may depend on: NaN, and full bytes in what is uploaded; for checks."""
         self._staging.fill(0xFF)
         self._memory.view(torch.float32).fill_(float("nan"))
-        for change in (self._changes or {}).values():
-            for part in change:
-                if part is not None:
-                    part.fill_(float("nan"))
+        if self._room is not None:
+            self._room.fill(float("nan"))
 
     def _bring_adapters(self, adapters: Sequence[GrootAdapter | None], shape: Shape) -> bool:
-        """Fill in what the rows' adapters change at each step; False if there is no room prepared for it."""
+        """Fill in what the rows' adapters change; False if there is no room prepared for it."""
         if not any(adapters):
             return True
-        if self._resident is None or self._changes is None:
+        if self._resident is None or self._room is None:
             return False
-        return self._resident.gather(adapters, shape.rows, self._changes)
+        return self._resident.gather(adapters, shape.rows, self._images(shape), self._room)
 
     def _stage(self, rows: Sequence[GrootRow], shape: Shape) -> None:
         """Send the batch to the device, in one copy from page-locked memory."""
@@ -170,17 +166,28 @@ class FixedShapes:
         kept = carve(self._memory, self._kept_fields(shape))
         observed = Observed(**{name: kept[name] for name in Observed._fields})
         seen = self._model.see(observed, self._positions[: shape.rows * self._model.config.action_horizon])
-        self.graphs.prepare(("step", shape), lambda: self._run_step(kept, kept["told"], seen))
-        if self._changes is not None:
-            layers = {kind: by_layer(change, lambda t: t[: shape.rows]) for kind, change in self._changes.items()}
-            adapted = seen._replace(change=network_change(layers, {}).dit)
-            self.graphs.prepare(("adapted step", shape), lambda: self._run_step(kept, kept["told_by_row"], adapted))
         fields = self._staged_fields(shape) if shape.images in self.plan.pictures else {}
         staged = self._staging.view(fields)
-        if fields:
-            inputs = self._inputs(shape, staged.device, kept["x"])
-            self.graphs.prepare(("look", shape), lambda: self._look(inputs, kept))
+        inputs = self._inputs(shape, staged.device, kept["x"]) if fields else None
+        self._prepare_parts("", shape, inputs, kept, kept["told"], seen)
+        if self._room is not None:
+            change = self._room.change(shape.rows, shape.rows * self._images(shape))
+            inputs = inputs and replace(inputs, change=change)
+            self._prepare_parts("adapted ", shape, inputs, kept, kept["told_by_row"], seen._replace(change=change.dit))
         self._buffers[shape] = _Buffers(fields, staged.host, kept)
+
+    def _prepare_parts(
+        self,
+        prefix: str,
+        shape: Shape,
+        inputs: GrootInputs | None,
+        kept: Mapping[str, Tensor],
+        told: Tensor,
+        seen: Seen,
+    ) -> None:
+        if inputs is not None:
+            self.graphs.prepare((f"{prefix}look", shape), lambda: self._look(inputs, kept))
+        self.graphs.prepare((f"{prefix}step", shape), lambda: self._run_step(kept, told, seen))
 
     def _look(self, inputs: GrootInputs, kept: Mapping[str, Tensor]) -> None:
         for name, made in self._model.observe(inputs)._asdict().items():
@@ -196,6 +203,10 @@ class FixedShapes:
         patches = self._staging.bulk[: math.prod(size[:2])].view(size)
         grids = [self._grid(self.plan.pictures[shape.images])] * size[0]
         return as_inputs({**staged, "patches": patches}, grids, noise, self._slot, 0)
+
+    def _images(self, shape: Shape) -> int:
+        """Images of a row that is prepared from the start of a call; 0 where none is."""
+        return self.plan.pictures[shape.images].images if shape.images in self.plan.pictures else 0
 
     def _grid(self, pictures: Pictures) -> Grid:
         side = self._model.config.vision.patch
@@ -227,7 +238,7 @@ class FixedShapes:
         config, dit, dtype = self._model.config, self._model.dit, self._model.dtype
         text, images = dit.text_keys_values.weight.shape[1], dit.image_keys_values.weight.shape[1]
         width, norms = config.input_embedding_dim, len(dit.modulation_weight)
-        told_by_row = {} if self._changes is None else {"told_by_row": ((2 * norms + 1, shape.rows, 1, width), dtype)}
+        told_by_row = {} if self._room is None else {"told_by_row": ((2 * norms + 1, shape.rows, 1, width), dtype)}
         return {
             "text": ((shape.rows * shape.text, text), dtype),
             "images": ((shape.rows * shape.images, images), dtype),

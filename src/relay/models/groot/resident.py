@@ -6,13 +6,34 @@ Device thread only. A batch gets its adapters as part of its inputs; nothing in 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from relay.engine.adapter_rows import ChangeTables, RowChange, groups
+from relay.engine.adapter_rows import ChangeTables, RowChange, by_layer, groups
 from relay.models.groot.adapters import GrootAdapter, with_changes
-from relay.models.groot.changes import is_of_steps, linear_shapes, network_change, time_change
-from relay.models.groot.model import TABULATED_STEPS, Groot, GrootInputs, Schedule, beside_each_other
+from relay.models.groot.changes import linear_shapes, network_change, time_change
+from relay.models.groot.model import TABULATED_STEPS, Groot, GrootInputs, NetworkChange, Schedule, beside_each_other
+
+
+class Room(NamedTuple):
+    """Changes by kind at fixed places, row by row and image by image."""
+
+    rows: dict[str, RowChange]
+    images: dict[str, RowChange]
+
+    def change(self, rows: int, images: int) -> NetworkChange:
+        """Those of the first rows and images, as views."""
+        by_row = {kind: by_layer(change, lambda t: t[:rows]) for kind, change in self.rows.items()}
+        by_image = {kind: by_layer(change, lambda t: t[:images]) for kind, change in self.images.items()}
+        return network_change(by_row, by_image)
+
+    def fill(self, value: float) -> None:
+        """Set every number."""
+        for change in (*self.rows.values(), *self.images.values()):
+            for part in change:
+                if part is not None:
+                    part.fill_(value)
 
 
 class ResidentAdapters:
@@ -71,12 +92,15 @@ class ResidentAdapters:
         self._fit(held)
         return held[: self.capacity]
 
-    def buffers(self, rows: int) -> dict[str, RowChange] | None:
-        """Room at a fixed place for what the adapters held now change at each step of so many rows; None with none."""
-        return self._tables[0].buffers(rows, is_of_steps) if self.sample() else None
+    def buffers(self, rows: int, images: int) -> Room | None:
+        """Room at a fixed place for what the adapters held now change in so many rows and images; None with none."""
+        if not self.sample():
+            return None
+        by_row, by_image = self._tables
+        return Room(by_row.buffers(rows), by_image.buffers(images))
 
-    def gather(self, rows: Sequence[GrootAdapter | None], padded: int, buffers: Mapping[str, RowChange]) -> bool:
-        """Fill `padded` rows of the buffers, those behind the batch's with zeros.
+    def gather(self, rows: Sequence[GrootAdapter | None], padded: int, images: int, room: Room) -> bool:
+        """Fill `padded` rows of the room with so many images each, those behind the batch's with zeros.
 
         Returns:
             False if these adapters need more than that: a network of their own, or other sizes.
@@ -85,8 +109,11 @@ class ResidentAdapters:
             return False
         if not self._fitting.issuperset(adapter for adapter in rows if adapter is not None):
             self._fit(rows)
-        slots = [0 if adapter is None else self._slot(adapter) for adapter in rows]
-        return self._tables[0].gather([*slots, *[0] * (padded - len(slots))], buffers, is_of_steps)
+        slots = [0 if adapter is None else self._slot(adapter) for adapter in rows] + [0] * (padded - len(rows))
+        by_row, by_image = self._tables
+        return by_row.gather(slots, room.rows) and by_image.gather(
+            [s for s in slots for _ in range(images)], room.images
+        )
 
     def forget(self) -> None:
         """Give up all that is on the device; what is asked for comes back."""

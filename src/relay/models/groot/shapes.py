@@ -84,6 +84,11 @@ class ShapePlan:
         """The shape that holds all others."""
         return Shape(self.texts[-1], self.images[-1], self.rows[-1])
 
+    @property
+    def most_images(self) -> int:
+        """Of a batch that is prepared from the start of a call."""
+        return self.rows[-1] * max((pictures.images for pictures in self.pictures.values()), default=0)
+
     def whole(self, rows: Sequence[GrootRow], shape: Shape) -> bool:
         """Whether these rows have the images that the shape is prepared for from the start of a call."""
         pictures = self.pictures.get(shape.images)
