@@ -124,3 +124,16 @@ def test_with_images_of_other_sizes_what_is_before_the_steps_is_left_beside_thei
     assert replays == {"step": 4}
     assert 1_000 < sum(counts.values()) <= 1_200 < 0.4 * sum(whole.values())
     assert 800 < computing(counts) <= 900 < 0.45 * computing(whole)
+
+
+def test_a_prepared_part_takes_nothing_from_the_cpu_and_never_waits() -> None:
+    """What a CUDA graph cannot hold: new tensors of Python's numbers, and results that Python looks at."""
+    plan = ShapePlan((32,), (24,), (2,), {24: Pictures(2, 96, 128)})
+    fixed = FixedShapes(deep_model(), 2, plan, capture=False)
+    with torch.no_grad():
+        FixedShapes.prepare.__wrapped__(fixed, lambda phase, share: None)  # pyright: ignore
+        for part in ("look", "step"):
+            with Counting() as counting:
+                fixed.graphs.replay((part, plan.largest))
+            assert counting.counts["addmm"] >= 100
+            assert not {"lift_fresh", "_local_scalar_dense", "nonzero", "is_nonzero"} & counting.counts.keys()

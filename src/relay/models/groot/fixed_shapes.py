@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,16 @@ from relay.engine.staging import Field, Staging, carve, size_of
 from relay.models.groot.adapters import GrootAdapter
 from relay.models.groot.assemble import LENGTHS, arrange, as_inputs, assemble, pack_patches
 from relay.models.groot.inputs import GrootRow
-from relay.models.groot.model import Groot, GrootInputs, Observed, Schedule, Seen, read_step
+from relay.models.groot.model import (
+    NO_CHANGE,
+    Groot,
+    GrootInputs,
+    NetworkChange,
+    Observed,
+    Schedule,
+    Seen,
+    read_step,
+)
 from relay.models.groot.prompt import image_tokens
 from relay.models.groot.resident import ResidentAdapters
 from relay.models.groot.shapes import Pictures, Shape, ShapePlan
@@ -107,10 +117,9 @@ class FixedShapes:
             if self._resident is not None:
                 _, inputs = self._resident.apply(inputs, adapters, [len(row.images) for row in rows])
             self.look(inputs, shape)
-        if adapted and self._resident is not None:
+        schedule = self._model.schedule(num_steps, self._slot)
+        if self._resident is not None:
             schedule = self._resident.schedule(adapters, num_steps, self._slot)
-        else:
-            schedule = self._model.schedule(num_steps, self._slot)
         return self.denoise(noise, schedule, shape, adapted=adapted)
 
     @torch.inference_mode()
@@ -168,26 +177,17 @@ class FixedShapes:
         seen = self._model.see(observed, self._positions[: shape.rows * self._model.config.action_horizon])
         fields = self._staged_fields(shape) if shape.images in self.plan.pictures else {}
         staged = self._staging.view(fields)
-        inputs = self._inputs(shape, staged.device, kept["x"]) if fields else None
-        self._prepare_parts("", shape, inputs, kept, kept["told"], seen)
+        variants = [("", NO_CHANGE, kept["told"])]
         if self._room is not None:
             change = self._room.change(shape.rows, shape.rows * self._images(shape))
-            inputs = inputs and replace(inputs, change=change)
-            self._prepare_parts("adapted ", shape, inputs, kept, kept["told_by_row"], seen._replace(change=change.dit))
+            variants.append(("adapted ", change, kept["told_by_row"]))
+        for kind, change, told in variants:
+            if fields:
+                inputs = self._inputs(shape, staged.device, kept["x"], change)
+                self.graphs.prepare((f"{kind}look", shape), partial(self._look, inputs, kept))
+            changed = seen._replace(change=change.dit)
+            self.graphs.prepare((f"{kind}step", shape), partial(self._run_step, kept, told, changed))
         self._buffers[shape] = _Buffers(fields, staged.host, kept)
-
-    def _prepare_parts(
-        self,
-        prefix: str,
-        shape: Shape,
-        inputs: GrootInputs | None,
-        kept: Mapping[str, Tensor],
-        told: Tensor,
-        seen: Seen,
-    ) -> None:
-        if inputs is not None:
-            self.graphs.prepare((f"{prefix}look", shape), lambda: self._look(inputs, kept))
-        self.graphs.prepare((f"{prefix}step", shape), lambda: self._run_step(kept, told, seen))
 
     def _look(self, inputs: GrootInputs, kept: Mapping[str, Tensor]) -> None:
         for name, made in self._model.observe(inputs)._asdict().items():
@@ -197,12 +197,12 @@ class FixedShapes:
         velocity = self._model.denoise_step(kept["x"], read_step(told), seen, self._slot)
         kept["x"].addcmul_(velocity.float(), kept["step_size"])
 
-    def _inputs(self, shape: Shape, staged: Mapping[str, Tensor], noise: Tensor) -> GrootInputs:
+    def _inputs(self, shape: Shape, staged: Mapping[str, Tensor], noise: Tensor, change: NetworkChange) -> GrootInputs:
         """What is staged, as the network takes it."""
         size = self._patches(shape)
         patches = self._staging.bulk[: math.prod(size[:2])].view(size)
         grids = [self._grid(self.plan.pictures[shape.images])] * size[0]
-        return as_inputs({**staged, "patches": patches}, grids, noise, self._slot, 0)
+        return replace(as_inputs({**staged, "patches": patches}, grids, noise, self._slot, 0), change=change)
 
     def _images(self, shape: Shape) -> int:
         """Images of a row that is prepared from the start of a call; 0 where none is."""
