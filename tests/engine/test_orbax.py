@@ -76,6 +76,19 @@ def test_layers_equal_the_rows_of_the_whole_array(tmp_path: Path, depth: int) ->
     assert [source.read_layer("a", i).tolist() for i in (0, 1, 2, 3, 4, 0)] == LAYERS[[0, 1, 2, 3, 4, 0]].tolist()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused_by_name(tmp_path: Path, dtype: str, value: float) -> None:
+    array = LAYERS.astype(ts.dtype(dtype).numpy_dtype)
+    array[3, 1:3] = value
+    source = OrbaxSource(lay_down(tmp_path / "params", {"params/a": array}))
+    with pytest.raises(CheckpointError, match=r"^a in .*params: 2 of 20 values are NaN or infinite; the training"):
+        source.read("a")
+    assert source.read_layer("a", 2).tolist() == LAYERS[2].tolist()
+    with pytest.raises(CheckpointError, match=r"^a\[3\] in .*params: 2 of 4 values are NaN or infinite; the training"):
+        source.read_layer("a", 3)
+
+
 def test_layers_that_share_a_chunk_are_decoded_once(tmp_path: Path) -> None:
     folder = lay_down(tmp_path / "params", {"params/a": LAYERS}, {"params/a": [2, 4]})
     source = OrbaxSource(folder)

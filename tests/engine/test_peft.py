@@ -166,6 +166,16 @@ def test_changes_without_effect_are_left_out_with_a_note(tmp_path: Path) -> None
     assert adapter.notes == ("changes unused.weight, which actions do not depend on",)
 
 
+@pytest.mark.parametrize("name", ["head.lora_A.weight", "head.lora_B.weight", "layers.0.q.weight"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_are_refused_by_name(name: str, value: float, tmp_path: Path) -> None:
+    tensors = {**factors("head"), "layers.0.q.weight": torch.ones(4, 3)}
+    tensors[name][1, 1] = value
+    folder = write(tmp_path, tensors, modules_to_save=["layers.0.q"])
+    with pytest.raises(CheckpointError, match=rf"{name} in .*adapter_model\.safetensors: 1 of \d+ values are NaN"):
+        read(folder)
+
+
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     write(tmp_path, factors("head"))
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")

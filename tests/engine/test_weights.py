@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
-from relay.engine.weights import CheckpointError, SafetensorsSource
+from relay.engine.weights import CheckpointError, SafetensorsSource, refuse_non_finite
 
 TENSORS = {
     "matrix": torch.arange(12, dtype=torch.float32).view(3, 4),
@@ -51,6 +52,32 @@ def same(source: SafetensorsSource) -> bool:
 
 def test_tensors_come_back_as_the_safetensors_library_wrote_them(file: Path) -> None:
     assert same(SafetensorsSource(file))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_refused_by_name(tmp_path: Path, dtype: torch.dtype, value: float) -> None:
+    damaged = torch.ones(30, 50, dtype=dtype)
+    damaged[[3, 29], [0, 49]] = value
+    save_file({"whole": torch.ones(2), "damaged": damaged}, tmp_path / "model.safetensors")
+    source = SafetensorsSource(tmp_path)
+    assert source.read("whole").tolist() == [1, 1]
+    told = r"^damaged in .*model\.safetensors: 2 of 1,500 values are NaN or infinite; .*: take an earlier checkpoint"
+    with pytest.raises(CheckpointError, match=told):
+        source.read("damaged")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_no_place_hides_a_value_that_is_not_finite(dtype: torch.dtype) -> None:
+    for size in (1, 2, 7, 8, 9, 31, 33, 100):
+        ends = torch.tensor([torch.finfo(dtype).min, torch.finfo(dtype).max], dtype=dtype).repeat(size)[:size]
+        refuse_non_finite(ends, "ends", Path())
+        for place in range(size):
+            for value in (math.nan, math.inf, -math.inf):
+                damaged = ends.clone()
+                damaged[place] = value
+                with pytest.raises(CheckpointError, match=f"1 of {size} values"):
+                    refuse_non_finite(damaged, "damaged", Path())
 
 
 def test_a_folder_stands_for_its_file(file: Path) -> None:

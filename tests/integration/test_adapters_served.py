@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
 import time
@@ -221,6 +222,24 @@ async def test_adapters_come_and_go_while_requests_run(tmp_path: Path) -> None:
         assert distance(await ask(other, adapter_dir="stack"), merged_actions("stack", 0)) <= 1e-4
         with pytest.raises(Exception, match="adapter 'pour' is not loaded; this server holds: fold, stack"):
             await ask(other, adapter_dir="pour")
+
+
+async def test_adapters_of_nan_are_not_loaded_and_the_server_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = root(tmp_path, "fold")
+    async with serving(tmp_path, AdapterChoice(root=folder)) as server, client(server) as robot:
+        before = await ask(robot, adapter_dir="fold")
+        for name in ("fold", "pour"):
+            factors = {module: factor.clone() for module, factor in FACTORS[name].items()}
+            next(iter(factors.values()))[0, 0] = np.nan
+            write_peft(folder / name, factors)
+        await server.rescan_adapters()
+        assert distance(await ask(robot, adapter_dir="fold"), before) <= 1e-5
+        with pytest.raises(Exception, match="adapter 'pour' is not loaded; this server holds: fold"):
+            await ask(robot, adapter_dir="pour")
+    for name in ("fold", "pour"):
+        assert re.search(rf"adapter {name} is not loaded anew: .*lora_A.weight in .*{name}/.*: 1 of ", caplog.text)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")

@@ -83,14 +83,14 @@ def entry(file: str, keys: Sequence[str | int], value: Any) -> tuple[str, Damage
 
 
 def tensor(name: str, way: str) -> tuple[str, Damage]:
-    """A tensor that is missing, that nobody knows, or of another shape or kind; and what it is called."""
+    """A tensor that is missing, that nobody knows, or of another shape, kind or content; and what it is called."""
 
     def change(folder: Path) -> None:
         files = [file for file in sorted(folder.glob("*.safetensors")) if file.name.startswith("model")]
         for file in files:
             tensors = load_file(file)
             if name in tensors:
-                _TENSORS[way](tensors, name)
+                {**_TENSORS, **_CONTENTS}[way](tensors, name)
                 file.unlink()
                 save_file(tensors, file)
 
@@ -114,3 +114,16 @@ _TENSORS: dict[str, Callable[[dict[str, Tensor], str], Any]] = {
     "of truths": _other(lambda tensor: tensor.bool()),
 }
 TENSOR_WAYS = tuple(_TENSORS)
+
+
+def _ending_in(value: float) -> Callable[[dict[str, Tensor], str], None]:
+    def change(tensor: Tensor) -> Tensor:
+        tensor.view(-1)[-1] = value
+        return tensor
+
+    return _other(change)
+
+
+_CONTENTS = {"with NaN": _ending_in(torch.nan), "with infinity": _ending_in(-torch.inf)}
+NOT_FINITE = tuple(_CONTENTS)
+"""What only the values tell, at which a look at a folder does not look."""

@@ -24,6 +24,7 @@ PICTURE = "frames.png"
 class Check:
     """Tell what a checkpoint holds and whether it would start, without reading its weights.
 
+    Whether these hold NaN or infinity is seen when they are loaded.
     Ends with code 0 if it would start, 1 if not, 2 if a part of the command itself cannot be carried out.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -37,12 +38,9 @@ def entry(values: Mapping[str, Any], key: str, kind: type[_Value], file: str) ->
     """The value of `key`, which must be there.
 
     Raises:
-        CheckpointError: it is missing or of another type; an integer with a decimal point and a bool are no integers.
+        CheckpointError: it is missing or of another type.
     """
-    value = values.get(key)
-    if type(value) is not kind:
-        raise CheckpointError(f"{file}: {key} is {_told(values, key)}, expected {_IN_WORDS[kind]}")
-    return cast("_Value", value)
+    return Entries(values, file).entry(key, kind)
 
 
 def entry_or(values: Mapping[str, Any], key: str, default: _Value, file: str) -> _Value:
@@ -51,74 +49,89 @@ def entry_or(values: Mapping[str, Any], key: str, default: _Value, file: str) ->
     Raises:
         CheckpointError: it is of another type.
     """
-    return default if values.get(key) is None else entry(values, key, type(default), file)
+    return Entries(values, file).entry_or(key, default)
 
 
-def count(values: Mapping[str, Any], key: str, most: int, file: str) -> int:
-    """The integer of `key`, which must be there, from 1 to `most`.
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """An object of a JSON file, of which one value after the other is read.
 
-    Raises:
-        CheckpointError: it is missing, of another type or outside.
+    What is missing, of another kind or outside its bounds is a `CheckpointError` that names place and key, what came,
+    what was expected, and a name that is nearly it.
+
+    Attributes:
+        place: the file, and where in it the object stands.
+        if_missing: the end of an error about a key that isn't there.
     """
-    value = values.get(key)
-    if type(value) is not int or not 1 <= value <= most:
-        raise CheckpointError(f"{file}: {key} is {_told(values, key)}, expected an integer from 1 to {most:,}")
-    return value
+
+    values: Mapping[str, Any]
+    place: str
+    if_missing: str = ""
+
+    def entry(self, key: str, kind: type[_Value]) -> _Value:
+        """A value of this type; an integer with a decimal point and a bool are no integers."""
+        value = self.values.get(key)
+        if type(value) is not kind:
+            raise self._wrong(key, _IN_WORDS[kind])
+        return cast("_Value", value)
+
+    def entry_or(self, key: str, default: _Value) -> _Value:
+        """A value of the default's type, or the default where it is missing or null."""
+        return default if self.values.get(key) is None else self.entry(key, type(default))
+
+    def inner(self, key: str) -> Entries:
+        """An object of its own."""
+        place = f"{self.place}{'.' if ': ' in self.place else ': '}{key}"
+        return Entries(self.entry(key, dict), place, self.if_missing)
+
+    def count(self, key: str, most: int = 2**20) -> int:
+        """An integer from 1 to `most`; a damaged size would otherwise be built first and refused then."""
+        value = self.values.get(key)
+        if type(value) is not int or not 1 <= value <= most:
+            raise self._wrong(key, f"an integer from 1 to {most:,}")
+        return value
+
+    def number(self, key: str, low: float, high: float) -> float:
+        """A number within these bounds; a bool is no number, and NaN is outside."""
+        value = self.values.get(key)
+        if type(value) not in (int, float) or not low <= cast("float", value) <= high:
+            raise self._wrong(key, f"a number from {low:g} to {high:g}")
+        return float(cast("float", value))
+
+    def one_of(self, key: str, choices: Collection[Any]) -> Any:
+        """One of a few values."""
+        value = self.values.get(key)
+        if key not in self.values or value not in list(choices):
+            raise self._wrong(key, " or ".join(map(repr, choices)) + did_you_mean(value, choices))
+        return value
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """See that every key is a known one."""
+        for key in self.values:
+            if key not in known:
+                raise CheckpointError(
+                    f"{self.place}: unknown key {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}"
+                )
+
+    def _wrong(self, key: str, expected: str) -> CheckpointError:
+        if key in self.values:
+            value = self.values[key]
+            came = "null" if value is None else shown(value)
+            return CheckpointError(f"{self.place}: {key} is {came}, expected {expected}")
+        near = _nearest(key, self.values, _MISSPELT)
+        there = f" (there is {near!r})" if near else ""
+        return CheckpointError(f"{self.place}: {key} is missing{there}, expected {expected}{self.if_missing}")
 
 
-def number(values: Mapping[str, Any], key: str, low: float, high: float, file: str) -> float:
-    """The number of `key`, which must be there, from `low` to `high`.
-
-    Raises:
-        CheckpointError: it is missing, of another type or outside; a bool is no number, and NaN is outside.
-    """
-    value = values.get(key)
-    if type(value) not in (int, float) or not low <= cast("float", value) <= high:
-        raise CheckpointError(f"{file}: {key} is {_told(values, key)}, expected a number from {low:g} to {high:g}")
-    return float(cast("float", value))
-
-
-def one_of(values: Mapping[str, Any], key: str, choices: Collection[str], file: str) -> str:
-    """The text of `key`, which must be there and one of the choices.
-
-    Raises:
-        CheckpointError: it is missing or another, with the nearest of them.
-    """
-    value = values.get(key)
-    if not isinstance(value, str) or value not in choices:
-        expected = " or ".join(map(repr, choices))
-        raise CheckpointError(
-            f"{file}: {key} is {_told(values, key)}, expected {expected}{did_you_mean(value, choices)}"
-        )
-    return value
-
-
-def refuse_unknown(values: Mapping[str, Any], known: Collection[str], file: str) -> None:
-    """See that every key is a known one.
-
-    Raises:
-        CheckpointError: one isn't, with the nearest that is.
-    """
-    for key in values:
-        if key not in known:
-            raise CheckpointError(
-                f"{file}: unknown key {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}"
-            )
-
-
-def did_you_mean(given: Any, known: Collection[str]) -> str:
+def did_you_mean(given: Any, known: Collection[Any]) -> str:
     """The end of a sentence that names the nearest of the known names; empty where none is near."""
-    near = get_close_matches(given, known, n=1) if isinstance(given, str) else []
-    return f", did you mean {near[0]!r}?" if near else ""
+    near = _nearest(given, known)
+    return f", did you mean {near!r}?" if near else ""
 
 
 _MISSPELT = 0.8  # of a key's letters in their order; less would take one real key of a file for another
 
 
-def _told(values: Mapping[str, Any], key: str) -> str:
-    if values.get(key) is not None:
-        return shown(values[key])
-    near = get_close_matches(
-        key, [name for name in values if isinstance(name, str) and name != key], n=1, cutoff=_MISSPELT
-    )
-    return f"missing (there is {near[0]!r})" if near else "missing"
+def _nearest(given: Any, known: Collection[Any], likeness: float = 0.6) -> str | None:
+    names = [name for name in known if isinstance(name, str)]
+    return next(iter(get_close_matches(given, names, 1, likeness)), None) if isinstance(given, str) else None

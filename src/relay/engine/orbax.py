@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relay.engine.weights import CheckpointError
+from relay.engine.weights import CheckpointError, refuse_non_finite
 
 METADATA_FILE = "_METADATA"
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -66,7 +66,7 @@ class OrbaxSource:
             array = self._open(name, {"cache_pool": {"total_bytes_limit": _NO_LIMIT}})
             self._make_room(_nbytes(array))
             self._caching[name] = array
-        return self._read(name, self._caching[name][layer])
+        return self._read(f"{name}[{layer}]", self._caching[name][layer])
 
     def _make_room(self, size: int) -> None:
         while self._caching and size + sum(map(_nbytes, self._caching.values())) > _KEPT_BYTES:
@@ -108,8 +108,11 @@ class OrbaxSource:
         except (ValueError, OSError) as error:
             raise self._damaged(name, error) from None
         if values.dtype.name == "bfloat16":  # NumPy knows it through ml_dtypes, PyTorch does not take it from there
-            return torch.from_numpy(values.view(np.uint16)).view(torch.bfloat16)
-        return torch.from_numpy(values)
+            tensor = torch.from_numpy(values.view(np.uint16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(values)
+        refuse_non_finite(tensor, name, self._folder)
+        return tensor
 
     def _damaged(self, name: str, error: Exception) -> CheckpointError:
         return CheckpointError(

@@ -57,7 +57,7 @@ class TensorSource(Protocol):
         """One tensor on the CPU, in its stored dtype and in memory of its own.
 
         Raises:
-            CheckpointError: when the file has changed or cannot be read.
+            CheckpointError: when the file has changed or cannot be read, or the tensor holds NaN or infinity.
         """
         ...
 
@@ -97,6 +97,7 @@ class SafetensorsSource:
                 _fill(tensor, file)
         except (OSError, EOFError) as error:
             raise CheckpointError(f"cannot read {name} from {place.file}: {error}") from None
+        refuse_non_finite(tensor, name, place.file)
         return tensor
 
 
@@ -131,6 +132,24 @@ def no_floats(names: Iterable[str], dtypes: Mapping[str, torch.dtype]) -> list[s
         for name in names
         if name in dtypes and not dtypes[name].is_floating_point
     ]
+
+
+def refuse_non_finite(tensor: Tensor, name: str, path: Path) -> None:
+    """See that a tensor that was read from `path` holds neither NaN nor infinity.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    if tensor.numel() == 0 or not tensor.is_floating_point():
+        return
+    low, high = tensor.aminmax()  # one pass and no copy; both are NaN if any value is, in every floating dtype
+    if math.isfinite(low.item()) and math.isfinite(high.item()):
+        return
+    wrong = tensor.numel() - int(tensor.isfinite().sum())
+    raise CheckpointError(
+        f"{name} in {path}: {wrong:,} of {tensor.numel():,} values are NaN or infinite; the training diverged, or the "
+        "file is damaged: take an earlier checkpoint, or copy it again"
+    )
 
 
 class _Place(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from damaged_folders import MISSING, TENSOR_WAYS, Damage, copy_of, entry, file_damages, tensor
+from damaged_folders import MISSING, NOT_FINITE, TENSOR_WAYS, Damage, copy_of, entry, file_damages, tensor
 from dreamzero_folders import write_checkpoint
 
 from relay.engine.weights import CheckpointError, SafetensorsSource
@@ -144,6 +145,15 @@ def test_what_keeps_a_folder_from_starting_is_told_alike_without_reading_a_tenso
     with pytest.raises(CheckpointError) as error:
         start(tmp_path)
     assert str(error.value) in "\n".join(told)
+
+
+@pytest.mark.parametrize("way", NOT_FINITE)
+@pytest.mark.parametrize("name", [QUERY, CLS])
+def test_weights_that_are_not_finite_end_the_start_by_name(name: str, way: str, whole: Path, tmp_path: Path) -> None:
+    tensor(name, way)[1](copy_of(whole, tmp_path))
+    assert look(tmp_path) == []
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(name)} in .*: 1 of [\d,]+ values are NaN or infinite;"):
+        start(tmp_path)
 
 
 @pytest.mark.parametrize("damage", HARMLESS.values(), ids=HARMLESS.keys())

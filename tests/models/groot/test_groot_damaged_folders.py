@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from damaged_folders import MISSING, Damage, copy_of, entry, file_damages, tensor
+from damaged_folders import MISSING, NOT_FINITE, Damage, copy_of, entry, file_damages, tensor
 from groot_folders import LIBERO, write_isaac, write_lerobot
 from safetensors.torch import load_file, save_file
 
@@ -23,6 +24,16 @@ BEFORE, AFTER = "policy_preprocessor.json", "policy_postprocessor.json"
 KWARGS = ("processor_kwargs",)
 ROBOT = (*KWARGS, "modality_configs", LIBERO)
 PACK = ("steps", 2, "config")
+
+
+POSITIONS = "action_head.position_embedding.weight"
+MOVED = "policy_preprocessor_step_2_groot_n1_7_pack_inputs_v1.safetensors"
+
+
+def statistic_of_nan(folder: Path) -> None:
+    tensors = load_file(folder / MOVED)
+    tensors["observation.state.std"][0] = torch.nan
+    save_file(tensors, folder / MOVED)
 
 
 def under_both_names(folder: Path) -> None:
@@ -67,16 +78,14 @@ REFUSED: Mapping[str, Damage] = {
             ),
             entry(STATISTICS, (LIBERO, "action", "x", "std"), [-1.0]),
             ("a tensor under both of its names", under_both_names),
-            *(
-                tensor("action_head.position_embedding.weight", way)
-                for way in ("missing", "in one axis", "of integers")
-            ),
+            *(tensor(POSITIONS, way) for way in ("missing", "in one axis", "of integers")),
         ]
     ),
 }
 
 LEROBOT_REFUSED: Mapping[str, Damage] = {
-    **file_damages(CONFIG, BEFORE, AFTER, "policy_preprocessor_step_2_groot_n1_7_pack_inputs_v1.safetensors"),
+    **file_damages(CONFIG, BEFORE, AFTER, MOVED),
+    "a statistic of NaN": statistic_of_nan,
     **dict(
         [
             *(entry(BEFORE, (*PACK, "embodiment_tag"), value) for value in (MISSING, 3, "elsewhere")),
@@ -146,6 +155,16 @@ def test_what_keeps_a_lerobot_folder_from_starting_is_told_alike(
 ) -> None:
     damage(copy_of(flat, tmp_path))
     see_that_both_refuse(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("way", NOT_FINITE)
+def test_weights_that_are_not_finite_end_the_start_by_name(way: str, whole: Path, tmp_path: Path) -> None:
+    tensor(POSITIONS, way)[1](copy_of(whole, tmp_path))
+    assert look(tmp_path) == []
+    with pytest.raises(
+        CheckpointError, match=rf"^{re.escape(POSITIONS)} in .*: 1 of [\d,]+ values are NaN or infinite"
+    ):
+        start(tmp_path)
 
 
 HARMLESS: Mapping[str, Damage] = {

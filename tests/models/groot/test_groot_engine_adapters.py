@@ -182,9 +182,10 @@ def test_an_adapter_without_effect_says_so_in_a_note(engine: Any) -> None:
     assert "adapter idle has no effect: all its changes are zero" in [note.text for note in notes]
 
 
-def test_warming_up_notices_an_adapter_of_nan(folder: Path, tmp_path: Path) -> None:
+def test_warming_up_notices_an_adapter_whose_changes_overflow(folder: Path, tmp_path: Path) -> None:
     module = MODULE.format(0).replace("to_q", "to_out.0")
-    bad = {f"{module}.lora_A.weight": torch.full((4, 32), torch.nan), f"{module}.lora_B.weight": torch.ones(32, 4)}
+    large = 1e30
+    bad = {f"{module}.lora_A.weight": torch.full((4, 32), large), f"{module}.lora_B.weight": torch.full((32, 4), large)}
     write_peft(tmp_path / "bad", bad, prefix="base_model.model.")
     engine = load(folder, AdapterChoice(root=tmp_path))
     with pytest.raises(ValueError, match="adapter bad gives actions that are not finite"):

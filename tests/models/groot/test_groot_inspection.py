@@ -146,7 +146,7 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["select_layer", "vl_self_attention_cfg", "state_history_length"])
 def test_a_size_that_is_missing_is_never_guessed(key: str, tmp_path: Path) -> None:
-    assert f"config.json lacks {key}" in problems(write_isaac(tmp_path, config={key: None}))
+    assert f"config.json: {key} is missing" in problems(write_isaac(tmp_path, config={key: None}))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         ({"embodimant": LIBERO}, "unknown key 'embodimant', did you mean 'embodiment'?"),
         ({"embodiment": 2}, "embodiment is 2, expected text"),
         ({"backbone": BACKBONE, "config": {}}, "'config' is for lerobot folders"),
-        ({"backbone": {**BACKBONE, "layers": 3}}, "layers is not known"),
+        ({"backbone": {**BACKBONE, "layers": 3}}, "relay.json: backbone: unknown key 'layers'"),
     ],
 )
 def test_a_wrong_relay_json_is_refused(settings: dict[str, Any], told: str, tmp_path: Path) -> None:

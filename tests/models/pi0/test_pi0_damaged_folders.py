@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from damaged_folders import MISSING, TENSOR_WAYS, Damage, copy_of, entry, file_damages, tensor
+from damaged_folders import MISSING, NOT_FINITE, TENSOR_WAYS, Damage, copy_of, entry, file_damages, tensor
 from folders import write_lerobot, write_openpi
 
 from relay.engine.statistics import StatisticsError
@@ -95,6 +96,15 @@ def test_what_keeps_lerobots_folder_from_starting_is_told_alike_without_reading_
 ) -> None:
     damage(copy_of(lerobot, tmp_path))
     see_that_both_refuse(tmp_path, None, monkeypatch)
+
+
+@pytest.mark.parametrize("way", NOT_FINITE)
+@pytest.mark.parametrize("name", [PATCHES, "action_in_proj.weight"])
+def test_weights_that_are_not_finite_end_the_start_by_name(name: str, way: str, openpi: Path, tmp_path: Path) -> None:
+    tensor(name, way)[1](copy_of(openpi, tmp_path))
+    assert look(tmp_path, "pi05_droid") == []
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(name)} in .*: 1 of [\d,]+ values are NaN or infinite;"):
+        start(tmp_path, "pi05_droid")
 
 
 def test_whole_folders_start(openpi: Path, lerobot: Path) -> None:

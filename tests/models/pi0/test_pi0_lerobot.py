@@ -207,7 +207,7 @@ def test_a_step_that_is_not_done_here_is_refused_by_name(
     ("steps", "text"),
     [
         ("none", "steps is 'none', expected a list"),
-        (None, "steps is missing, expected a list"),
+        (None, "steps is null, expected a list"),
         (["x"], "steps[0] is 'x', expected an object"),
         ([{}], "class is missing, expected text"),
     ],

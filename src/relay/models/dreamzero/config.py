@@ -6,11 +6,11 @@ wan_flow_matching_action_tf.py: WANPolicyHeadConfig). Nothing has a default that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from relay.engine.json_entries import count, entry, entry_or, number, one_of, refuse_unknown
+from relay.engine.json_entries import Entries
 from relay.engine.weights import CheckpointError
 
 TEXT_TOKENS = 512
@@ -127,12 +127,12 @@ def read_config(config: Mapping[str, Any], encoders: Mapping[str, Any] | None = 
     Raises:
         CheckpointError: naming what is missing, of another kind, too large to be true or not run by this engine.
     """
-    head = _Entries(config, "config.json").map("action_head_cfg").map("config")
-    dit = head.map("diffusion_model_cfg")
-    one_of(dit.values, "model_type", ("i2v", "ti2v"), dit.place)
-    version = _VIDEO_ENCODERS[head.map("vae_cfg").last_of("_target_", _VIDEO_ENCODERS)]
-    given = _Entries(encoders or {}, "relay.json: encoders")
-    refuse_unknown(given.values, ("text", "image", "video"), given.place)
+    head = Entries(config, "config.json").inner("action_head_cfg").inner("config")
+    dit = head.inner("diffusion_model_cfg")
+    dit.one_of("model_type", ("i2v", "ti2v"))
+    version = _version(head.inner("vae_cfg"))
+    given = Entries(encoders or {}, "relay.json: encoders")
+    given.refuse_unknown(("text", "image", "video"))
     video: dict[str, Any] = {"base": 160, "latent_channels": 48} if version == "2.2" else {}
     block = dit.count("num_frame_per_block", _MOST_STEPS)
     parts = DreamZeroConfig(
@@ -144,7 +144,7 @@ def read_config(config: Mapping[str, Any], encoders: Mapping[str, Any] | None = 
             in_channels=dit.count("in_dim"),
             out_channels=dit.count("out_dim"),
             time_width=dit.count("freq_dim"),
-            sees_first_frame=dit.flag("concat_first_frame_latent", True),
+            sees_first_frame=dit.entry_or("concat_first_frame_latent", True),
             frame_tokens=dit.count("frame_seqlen"),
             epsilon=dit.number("eps", 1e-12, 0.1),
         ),
@@ -167,14 +167,19 @@ def read_config(config: Mapping[str, Any], encoders: Mapping[str, Any] | None = 
 _VIDEO_ENCODERS: Mapping[str, Literal["2.1", "2.2"]] = {"WanVideoVAE": "2.1", "WanVideoVAE38": "2.2"}
 """The reference's classes, and the version of Wan that each is of."""
 
-_MOST, _MOST_LAYERS, _MOST_STEPS = 2**20, 1024, 1024
-"""Of widths, of layers, and of steps in time; a damaged number would otherwise be built first and refused then."""
+_MOST_LAYERS = _MOST_STEPS = 1024
 
 _BLOCK = 2
 """Latent frames of a block: what eight video frames make."""
 
 
-def _agree(head: _Entries, dit: _Entries, parts: DreamZeroConfig) -> None:
+def _version(vae: Entries) -> Literal["2.1", "2.2"]:
+    """By the last part of the class's name."""
+    name = vae.entry("_target_", str).rpartition(".")[2]
+    return _VIDEO_ENCODERS[Entries({"_target_": name}, vae.place).one_of("_target_", _VIDEO_ENCODERS)]
+
+
+def _agree(head: Entries, dit: Entries, parts: DreamZeroConfig) -> None:
     """What is said twice, or follows from something else, must agree."""
     sizes, channels = parts.dit, parts.video.latent_channels
     beside = 4 + channels if sizes.sees_first_frame else 0
@@ -215,14 +220,14 @@ def _agree(head: _Entries, dit: _Entries, parts: DreamZeroConfig) -> None:
         )
 
 
-def _final_noise(head: _Entries) -> float | None:
-    decoupled = head.flag("decouple_inference_noise", False)
+def _final_noise(head: Entries) -> float | None:
+    decoupled = head.entry_or("decouple_inference_noise", False)
     told = head.values.get("video_inference_final_noise") is not None
     noise = head.number("video_inference_final_noise", 0, 1) if told else 0.8
     return noise if decoupled else None
 
 
-def _video_size(head: _Entries) -> tuple[int, int] | None:
+def _video_size(head: Entries) -> tuple[int, int] | None:
     sides = ("target_video_height", "target_video_width")
     if all(head.values.get(side) is None for side in sides):
         return None
@@ -233,35 +238,8 @@ def _video_size(head: _Entries) -> tuple[int, int] | None:
 _MOST_PIXELS = 4096
 
 
-def _sized(kind: Any, given: _Entries, name: str, released: Mapping[str, Any]) -> Any:
-    own = given.map(name) if name in given.values else _Entries({}, "")
-    counts = [field for field in kind.__dataclass_fields__ if field != "version"]
-    refuse_unknown(own.values, counts, own.place)
-    sizes = {field: own.count(field, _MOST_LAYERS if field == "depth" else _MOST) for field in own.values}
+def _sized(kind: Any, given: Entries, name: str, released: Mapping[str, Any]) -> Any:
+    own = given.inner(name) if name in given.values else Entries({}, "")
+    own.refuse_unknown([field for field in kind.__dataclass_fields__ if field != "version"])
+    sizes = {field: own.count(field, _MOST_LAYERS) if field == "depth" else own.count(field) for field in own.values}
     return kind(**{**released, **sizes})
-
-
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """One map of the file and where it stands, which every error about one of its entries says."""
-
-    values: Mapping[str, Any]
-    place: str
-
-    def map(self, name: str) -> _Entries:
-        value = entry(self.values, name, dict, self.place)
-        return _Entries(value, f"{self.place}{'.' if ': ' in self.place else ': '}{name}")
-
-    def flag(self, name: str, default: bool) -> bool:
-        return entry_or(self.values, name, default, self.place)
-
-    def count(self, name: str, most: int = _MOST) -> int:
-        return count(self.values, name, most, self.place)
-
-    def number(self, name: str, low: float, high: float) -> float:
-        return number(self.values, name, low, high, self.place)
-
-    def last_of(self, name: str, choices: Collection[str]) -> str:
-        """The last part of a class's name, which must be one of the choices."""
-        path = entry(self.values, name, str, self.place)
-        return one_of({name: path.rpartition(".")[2]}, name, choices, self.place)

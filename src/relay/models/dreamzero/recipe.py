@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from relay.engine.json_entries import count, did_you_mean, entry, entry_or, number
+from relay.engine.json_entries import Entries, did_you_mean, entry, entry_or
 from relay.engine.statistics import damage, numbers
 from relay.engine.weights import CheckpointError
 from relay.models.dreamzero.config import DreamZeroConfig
@@ -306,11 +306,11 @@ def _views(
     if len(sizes) != 1:
         raise CheckpointError(f"{place}: the views have the resolutions {sorted(sizes)}, expected one for all")
     ((width, height),) = sizes
-    crop = number(_only(steps, "VideoCrop", embodiment), "scale", _LEAST_CROP, 1, f"{CONF_FILE}: VideoCrop")
+    crop = _only(steps, "VideoCrop", embodiment).number("scale", _LEAST_CROP, 1)
     resize = _only(steps, "VideoResize", embodiment)
-    if resize.get("interpolation", "linear") != "linear" or resize.get("antialias", True) is not True:
+    if resize.values.get("interpolation", "linear") != "linear" or resize.values.get("antialias", True) is not True:
         raise CheckpointError(f"{CONF_FILE}: VideoResize is expected to be linear with antialias")
-    tile = tuple(count(resize, side, _MOST_PIXELS, f"{CONF_FILE}: VideoResize") for side in ("height", "width"))
+    tile = tuple(resize.count(side, _MOST_PIXELS) for side in ("height", "width"))
     droid = embodiment == DROID
     if len(cameras) > 3 or (droid and len(cameras) != 3):
         stitched = "three" if droid else "up to three"
@@ -342,11 +342,11 @@ def _formalize(steps: Mapping[str, list[dict[str, Any]]]) -> bool:
     return formalize
 
 
-def _only(steps: Mapping[str, list[dict[str, Any]]], name: str, embodiment: str) -> dict[str, Any]:
+def _only(steps: Mapping[str, list[dict[str, Any]]], name: str, embodiment: str) -> Entries:
     found = steps.get(name, [])
     if len(found) != 1:
         raise CheckpointError(f"{CONF_FILE}: transforms.{embodiment} has {len(found)} {name}, expected one")
-    return found[0]
+    return Entries(found[0], f"{CONF_FILE}: {name}")
 
 
 def _at(embodiment: str) -> str:

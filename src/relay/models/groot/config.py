@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from relay.engine.json_entries import Entries
 from relay.engine.weights import CheckpointError
+from relay.protocol.wording import shown
 
 COSMOS_REASON2: Mapping[str, Any] = {
     "text_config": {
@@ -198,16 +200,17 @@ def read_config(config: Mapping[str, Any], backbone: Mapping[str, Any] | None = 
     Raises:
         CheckpointError: naming the entry that is missing, of the wrong kind, or says what this network cannot do.
     """
-    top = _Section("config.json", config)
+    top = Entries(config, "config.json", _NO_DEFAULT)
     for switch in ("use_vlln", "use_alternate_vl_dit", "add_pos_embed"):
-        top.must_be(switch, True)
-    dit, vl = top.section("diffusion_model_cfg"), top.section("vl_self_attention_cfg")
-    dit.must_be("interleave_self_attention", True)
-    dit.must_be("norm_type", "ada_norm")
+        top.one_of(switch, (True,))
+    dit, vl = top.inner("diffusion_model_cfg"), top.inner("vl_self_attention_cfg")
+    dit.one_of("interleave_self_attention", (True,))
+    dit.one_of("norm_type", ("ada_norm",))
     for stack in (dit, vl):
-        stack.may_only_be("positional_embeddings", None)
-        stack.may_only_be("activation_fn", "gelu-approximate")
-    sizes = _Section("backbone", COSMOS_REASON2 if backbone is None else backbone)
+        for key, only in (("positional_embeddings", None), ("activation_fn", "gelu-approximate")):
+            if key in stack.values:
+                stack.one_of(key, (only,))
+    sizes = Entries(COSMOS_REASON2 if backbone is None else backbone, "relay.json: backbone", _NO_DEFAULT)
     vision, text, image_token_id = _read_backbone(sizes)
     read = GrootConfig(
         select_layer=top.count("select_layer", _MOST_LAYERS),
@@ -243,10 +246,13 @@ def read_config(config: Mapping[str, Any], backbone: Mapping[str, Any] | None = 
 
 _FEATURES = "backbone_embedding_dim"
 _MOST_LAYERS = 1024
-"""A damaged number would otherwise be built first and refused then."""
+_NO_DEFAULT = (
+    "; no default is assumed, since the libraries' defaults are not the released model's: take the configuration that "
+    "was saved with the weights"
+)
 
 
-def _read_stack(section: _Section) -> StackSizes:
+def _read_stack(section: Entries) -> StackSizes:
     return StackSizes(
         section.count("num_layers", _MOST_LAYERS),
         section.count("num_attention_heads"),
@@ -254,16 +260,17 @@ def _read_stack(section: _Section) -> StackSizes:
     )
 
 
-def _read_backbone(section: _Section) -> tuple[VisionSizes, TextSizes, int]:
-    vision, text = section.section("vision_config"), section.section("text_config")
-    section.knows(COSMOS_REASON2)
-    vision.knows(COSMOS_REASON2["vision_config"])
-    text.knows(COSMOS_REASON2["text_config"])
-    vision.must_be("hidden_act", "gelu_pytorch_tanh")
-    vision.must_be("in_channels", 3)
+def _read_backbone(section: Entries) -> tuple[VisionSizes, TextSizes, int]:
+    vision, text = section.inner("vision_config"), section.inner("text_config")
+    section.refuse_unknown(COSMOS_REASON2)
+    vision.refuse_unknown(COSMOS_REASON2["vision_config"])
+    text.refuse_unknown(COSMOS_REASON2["text_config"])
+    vision.one_of("hidden_act", ("gelu_pytorch_tanh",))
+    vision.one_of("in_channels", (3,))
+    depth = vision.count("depth", _MOST_LAYERS)
     vision_sizes = VisionSizes(
         width=vision.count("hidden_size"),
-        depth=vision.count("depth", _MOST_LAYERS),
+        depth=depth,
         mlp=vision.count("intermediate_size"),
         heads=vision.count("num_heads"),
         patch=vision.count("patch_size"),
@@ -271,17 +278,18 @@ def _read_backbone(section: _Section) -> tuple[VisionSizes, TextSizes, int]:
         frames=vision.count("temporal_patch_size"),
         output_width=vision.count("out_hidden_size"),
         positions=vision.count("num_position_embeddings"),
-        deepstack=tuple(vision.whole_numbers("deepstack_visual_indexes")),
+        deepstack=tuple(_integers(vision, "deepstack_visual_indexes", depth - 1)),
     )
     head_dim = text.count("head_dim")
-    sections = section.whole_numbers("mrope_section")
+    sections = _integers(section, "mrope_section", head_dim)
     if len(sections) != 3 or 2 * sum(sections) != head_dim:
         raise CheckpointError(
-            f"backbone: mrope_section is {sections}, expected three numbers whose sum is half of head_dim, {head_dim}"
+            f"{section.place}: mrope_section is {sections}, expected three numbers whose sum is half of head_dim, "
+            f"{head_dim}"
         )
     if math.isqrt(vision_sizes.positions) ** 2 != vision_sizes.positions:
         raise CheckpointError(
-            f"backbone.vision_config: num_position_embeddings is {vision_sizes.positions}, expected a square number"
+            f"{vision.place}: num_position_embeddings is {vision_sizes.positions}, expected a square number"
         )
     text_sizes = TextSizes(
         vocab_size=text.count("vocab_size"),
@@ -290,70 +298,22 @@ def _read_backbone(section: _Section) -> tuple[VisionSizes, TextSizes, int]:
         heads=text.count("num_attention_heads"),
         kv_heads=text.count("num_key_value_heads"),
         head_dim=head_dim,
-        rope_base=section.number("rope_theta"),
+        rope_base=section.number("rope_theta", 1, 1e12),
         rope_sections=(sections[0], sections[1], sections[2]),
-        epsilon=text.number("rms_norm_eps"),
+        epsilon=text.number("rms_norm_eps", 1e-12, 0.1),
     )
     return vision_sizes, text_sizes, section.count("image_token_id")
+
+
+def _integers(section: Entries, key: str, most: int) -> list[int]:
+    numbers = section.entry(key, list)
+    for number in numbers:
+        if type(number) is not int or not 0 <= number <= most:
+            raise CheckpointError(f"{section.place}: {key} holds {shown(number)}, expected integers from 0 to {most}")
+    return numbers
 
 
 def _agree(what: str, width: int, read: GrootConfig, name: str) -> None:
     expected = getattr(read, name)
     if width != expected:
         raise CheckpointError(f"config.json: {what} is {width}, expected {name}, which is {expected}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """A JSON object and where it stands, which every error about one of its entries says."""
-
-    place: str
-    entries: Mapping[str, Any]
-
-    def get(self, key: str) -> Any:
-        if key not in self.entries:
-            raise CheckpointError(
-                f"{self.place} lacks {key}; no default is assumed, since the libraries' defaults are not the released "
-                "model's: take the configuration that was saved with the weights"
-            )
-        return self.entries[key]
-
-    def section(self, key: str) -> _Section:
-        value = self.get(key)
-        if not isinstance(value, Mapping):
-            raise self._wrong(key, "a JSON object")
-        return _Section(f"{self.place}: {key}", value)
-
-    def count(self, key: str, most: int = 2**20) -> int:
-        value = self.get(key)
-        if type(value) is not int or not 1 <= value <= most:
-            raise self._wrong(key, f"a whole number from 1 to {most:,}")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.get(key)
-        if type(value) not in (int, float) or not value > 0:
-            raise self._wrong(key, "a number above 0")
-        return float(value)
-
-    def whole_numbers(self, key: str) -> list[int]:
-        value = self.get(key)
-        if not isinstance(value, list) or not all(type(number) is int and number >= 0 for number in value):
-            raise self._wrong(key, "a list of whole numbers")
-        return value
-
-    def must_be(self, key: str, expected: Any) -> None:
-        if self.get(key) != expected:
-            raise self._wrong(key, repr(expected))
-
-    def may_only_be(self, key: str, expected: Any) -> None:
-        if self.entries.get(key, expected) != expected:
-            raise self._wrong(key, repr(expected))
-
-    def knows(self, known: Mapping[str, Any]) -> None:
-        for key in self.entries:
-            if key not in known:
-                raise CheckpointError(f"{self.place}: {key} is not known; entries are {', '.join(known)}")
-
-    def _wrong(self, key: str, expected: str) -> CheckpointError:
-        return CheckpointError(f"{self.place}: {key} is {self.entries[key]!r}, expected {expected}")

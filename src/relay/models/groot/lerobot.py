@@ -217,13 +217,13 @@ def _tensor_statistics(step: _Step, feature: str, file: str, name: str) -> dict[
         raise CheckpointError(f"{file}: {name} has no file of statistics; copy it from where it was trained")
     source = SafetensorsSource(step.state_file)
     found = {
-        key.rpartition(".")[2]: source.read(key).to(torch.float64).flatten().tolist()
-        for key in source.shapes
-        if key.rpartition(".")[0] == feature
+        key: source.read(f"{feature}.{key}").to(torch.float64).flatten().tolist()
+        for key in ("min", "max", "mean", "std", "q01", "q99")
+        if f"{feature}.{key}" in source.shapes
     }
     if not {"min", "max"} <= found.keys():
         raise CheckpointError(f"{step.state_file} has no min and max of {feature!r}")
-    return {key: found[key] for key in ("min", "max", "mean", "std", "q01", "q99") if key in found}
+    return found
 
 
 def _remarks(stated: Mapping[str, Any], tag: str) -> tuple[str, ...]:
