@@ -34,8 +34,9 @@ def assemble(
     """
     config, device = model.config, model.device
     arrays = arrange(rows, config, shape)
-    if shape is None:  # nothing to mask where all are as long
-        arrays = {name: array for name, array in arrays.items() if name not in LENGTHS or len(set(array.tolist())) > 1}
+    for name in LENGTHS if shape is None else LENGTHS[:1]:
+        if len(set(arrays[name].tolist())) == 1:
+            del arrays[name]  # nothing to mask where all are as long
     images = [image for row in rows for image in row.images]
     longest = max(image.shape[0] * image.shape[1] for image in images) // config.vision.patch**2
     arrays["patches"] = np.zeros((len(images), longest, 3 * config.vision.patch**2), np.uint8)
@@ -44,7 +45,8 @@ def assemble(
     return as_inputs(tensors, grids_of(rows, config), noise.to(device), rows[0].slot, num_steps)
 
 
-LENGTHS = ("lengths", "text_lengths", "seen_lengths")
+LENGTHS = ("lengths", "text_lengths", "image_lengths")
+"""Of each row: all tokens, and those of either kind."""
 
 
 def arrange(
@@ -75,8 +77,8 @@ def arrange(
         "image_places": np.concatenate(images),
         "text": _padded(text, shape and shape.text),
         "text_lengths": _lengths(text),
-        "seen": _padded(images, shape and shape.images),
-        "seen_lengths": _lengths(images),
+        "images": _padded(images, shape and shape.images),
+        "image_lengths": _lengths(images),
         "state": np.stack([row.state for row in rows]),
     }
 
@@ -93,7 +95,7 @@ def as_inputs(
         lengths=tensors.get("lengths"),
         image_places=tensors["image_places"],
         text=TokensOfKind(tensors["text"], tensors.get("text_lengths")),
-        images=TokensOfKind(tensors["seen"], tensors.get("seen_lengths")),
+        images=TokensOfKind(tensors["images"], tensors.get("image_lengths")),
         state=tensors["state"],
         noise=noise,
         slot=slot,

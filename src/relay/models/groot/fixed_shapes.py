@@ -227,7 +227,7 @@ class FixedShapes:
             "positions": (rows, tokens, 3),
             "image_places": (rows * of_images,),
             "text": (rows * shape.text,),
-            "seen": (rows * shape.images,),
+            "images": (rows * shape.images,),
             **dict.fromkeys(LENGTHS, (rows,)),
         }
         state = ((rows, self._model.config.state_width), torch.float32)
