@@ -178,6 +178,9 @@ def time_groot(run: Run, scale: str, device: torch.device) -> None:
     for rows in BATCHES:
         name = f"GR00T: prepared, batch {rows}, 4 steps"
         run.part(name, lambda b=rows: groot.in_process(network, b, 4, run.rounds, fixed))
+    for rows in (1, 8):
+        name = f"GR00T: prepared, batch {rows}: parts"
+        run.part(name, lambda b=rows: groot.parts(network, fixed, b, run.rounds))
     run.part("GR00T: launches", lambda: groot.launches(network, fixed, 4))
     run.part("GR00T: memory", lambda: groot.memory(device))
 

@@ -54,6 +54,7 @@ def test_groot_is_checked_timed_and_counted(results: dict[str, Any]) -> None:
         for path in ("plain", "prepared"):
             timed = results[f"GR00T: {path}, batch {rows}, 4 steps"]
             assert timed["p50_ms"] > timed["floor_ms"] > 0
+    assert results["GR00T: prepared, batch 8: parts"]["step_ms"] > 0
     assert results["GR00T: launches"]["dispatched"] > 0
 
 

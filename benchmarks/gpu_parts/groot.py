@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -159,6 +159,34 @@ def in_process(model: Groot, count: int, steps: int, rounds: int, fixed: FixedSh
     floor = floor_ms(model.config, count, steps)
     median = statistics.median(times)
     return {"p50_ms": median, "worst_ms": max(times), "floor_ms": floor, "ratio": median / floor}
+
+
+@torch.inference_mode()
+def parts(model: Groot, fixed: FixedShapes, count: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of each prepared part by itself, of what is left of a call with one step, and of a look told anew.
+
+    Frames of sizes that are not prepared pay `plain_look_ms` instead of `look_ms`.
+    """
+    batch = rows(model.config, count)
+    noise = torch.zeros(count, model.config.action_horizon, model.config.max_action_dim, device=model.device)
+    shape = fixed.plan.fit(batch)
+    assert shape is not None
+
+    def median(work: Callable[[], object], times: int = 1) -> float:
+        def run() -> None:
+            for _ in range(times):
+                work()
+            synchronize(model.device)
+
+        run()
+        return 1e3 * statistics.median(seconds(run) for _ in range(rounds)) / times
+
+    inputs = assemble(model, batch, noise, 1, shape)
+    whole = median(lambda: sampled(model, fixed, batch, noise, 1))
+    look = median(lambda: fixed.graphs.replay(("look", shape)), 10)
+    step = median(lambda: fixed.graphs.replay(("step", shape)), 10)
+    plain_look = median(lambda: fixed.look(inputs, shape))
+    return {"look_ms": look, "step_ms": step, "rest_ms": whole - look - step, "plain_look_ms": plain_look}
 
 
 def sampled(
