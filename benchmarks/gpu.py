@@ -24,6 +24,7 @@ import torch
 import relay
 from gpu_parts import groot, kernels, numerics, times
 from gpu_parts.networks import ALOHA, DROID, Case, config, engine, random_network
+from relay.engine.fast_path import TOLERANCES
 from relay.models.pi0.engine import Pi0Engine
 
 BATCHES, STEPS = (1, 2, 4, 8), (10, 4)
@@ -157,7 +158,7 @@ def time_engine(run: Run, name: str, timed: Pi0Engine, case: Case, *, short: boo
 
 
 def time_groot(run: Run, scale: str, device: torch.device) -> None:
-    """GR00T N1.7 on a DROID robot's observations: one row like another, batches, launches and memory."""
+    """GR00T N1.7 on a DROID robot's observations: one row like another, plain and prepared, launches and memory."""
     model = run.part("GR00T: making the network", lambda: Made(groot.random_network(groot.config(scale), device)))
     if not isinstance(model, Made):
         return
@@ -166,8 +167,21 @@ def time_groot(run: Run, scale: str, device: torch.device) -> None:
     if agreement is not None and not agreement.get("distance", 0) <= ROWS_AGREE[device.type == "cuda"]:
         run.wrong.append(f"GR00T: rows of a batch differ from rows alone by {agreement['distance']:.1e}")
     for rows in BATCHES:
-        run.part(f"GR00T: batch {rows}, 4 steps", lambda b=rows: groot.in_process(network, b, 4, run.rounds))
-    run.part("GR00T: launches", lambda: groot.launches(network, 4))
+        run.part(f"GR00T: plain, batch {rows}, 4 steps", lambda b=rows: groot.in_process(network, b, 4, run.rounds))
+    prepared = run.part("GR00T: preparing shapes", lambda: Shapes(network, BATCHES[-1]))
+    if not isinstance(prepared, Shapes):
+        return
+    fixed, tolerance = prepared.fixed, TOLERANCES[network.dtype]
+    difference = run.part("GR00T: prepared to plain", lambda: groot.prepared_agrees(network, fixed, 4))
+    if difference is not None and not difference.get("distance", 0) <= tolerance:
+        run.wrong.append(f"GR00T: prepared differs from plain by {difference['distance']:.1e}, at most {tolerance:g}")
+    for rows in BATCHES:
+        name = f"GR00T: prepared, batch {rows}, 4 steps"
+        run.part(name, lambda b=rows: groot.in_process(network, b, 4, run.rounds, fixed))
+    for rows in (1, 8):
+        name = f"GR00T: prepared, batch {rows}: parts"
+        run.part(name, lambda b=rows: groot.parts(network, fixed, b, run.rounds))
+    run.part("GR00T: launches", lambda: groot.launches(network, fixed, 4))
     run.part("GR00T: memory", lambda: groot.memory(device))
 
 
@@ -185,6 +199,18 @@ class Made(dict[str, Any]):
             gb=sum(parameter.numel() * parameter.element_size() for parameter in parameters) / 1e9,
         )
         self.network = network
+
+
+class Shapes(dict[str, Any]):
+    """What preparing a GR00T network's shapes took, with what was prepared."""
+
+    def __init__(self, network: Any, max_batch: int) -> None:
+        started = time.monotonic()
+        self.fixed = groot.prepare(network, max_batch)
+        if self.fixed.left_out:
+            raise RuntimeError(f"{len(self.fixed.left_out)} shapes found no memory for a graph")
+        took, graphs = time.monotonic() - started, self.fixed.graphs
+        super().__init__(seconds=took, graphs=len(graphs), graphs_gb=graphs.memory_bytes / 1e9)
 
 
 def environment(device: torch.device, scale: str) -> Mapping[str, Any]:

@@ -48,9 +48,13 @@ def test_batches_steps_parts_and_round_trips_are_timed(results: dict[str, Any], 
 
 def test_groot_is_checked_timed_and_counted(results: dict[str, Any]) -> None:
     assert results["GR00T: rows of a batch against rows alone"]["distance"] < 1e-4
+    assert results["GR00T: preparing shapes"]["graphs"] == 24  # two parts, two lengths of prompts, six sizes of batches
+    assert results["GR00T: prepared to plain"]["distance"] < 1e-5
     for rows in (1, 2, 4, 8):
-        timed = results[f"GR00T: batch {rows}, 4 steps"]
-        assert timed["p50_ms"] > timed["floor_ms"] > 0
+        for path in ("plain", "prepared"):
+            timed = results[f"GR00T: {path}, batch {rows}, 4 steps"]
+            assert timed["p50_ms"] > timed["floor_ms"] > 0
+    assert results["GR00T: prepared, batch 8: parts"]["step_ms"] > 0
     assert results["GR00T: launches"]["dispatched"] > 0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,16 @@ import torch
 
 from gpu_parts.networks import PEAK_BYTES, PEAK_FLOP
 from gpu_parts.times import CountingMode, kernels, seconds, synchronize
+from relay.engine.graphs import graph_budget
+from relay.engine.prepared_sizes import batch_sizes
 from relay.models.groot.assemble import assemble
 from relay.models.groot.config import COSMOS_REASON2, RELEASED, GrootConfig, read_config
+from relay.models.groot.fixed_shapes import FixedShapes
 from relay.models.groot.inputs import GrootRow
 from relay.models.groot.model import Groot
+from relay.models.groot.self_check import fixed_distance
+from relay.models.groot.shapes import Pictures, ShapePlan
+from relay.models.groot.transforms import GrootPrepared
 
 IMAGES, SIDES, PROMPT = 4, (256, 448), 11
 """DROID: two cameras of 180x320 at two times, after the resize chain, and a sentence of eleven tokens."""
@@ -116,15 +123,34 @@ def _block(words: np.ndarray[Any, Any], image_tokens: int, config: GrootConfig) 
     return np.concatenate([words[:1], np.full(image_tokens, config.image_token_id), words[1:2]])
 
 
-def in_process(model: Groot, count: int, steps: int, rounds: int) -> dict[str, float]:
+def prepare(model: Groot, max_batch: int) -> FixedShapes:
+    """The shapes of these observations and of instructions up to twice as long, as CUDA graphs on a GPU."""
+    image_tokens = IMAGES * SIDES[0] * SIDES[1] // model.config.vision.token_side**2
+    pictures = {image_tokens: Pictures(IMAGES, *SIDES)}
+    plan = ShapePlan(texts=(32, 48), images=(image_tokens,), rows=batch_sizes(max_batch), pictures=pictures)
+    device = model.device
+    fixed = FixedShapes(model, 0, plan, capture=device.type == "cuda", budget_bytes=graph_budget(device))
+    fixed.prepare(lambda phase, share: None)
+    return fixed
+
+
+def prepared_agrees(model: Groot, fixed: FixedShapes, steps: int) -> dict[str, float]:
+    """Largest difference of prepared shapes' actions from the plain ones, in deviations of the latter."""
+
+    def plain(batch: Sequence[GrootPrepared], noise: torch.Tensor, num_steps: int) -> torch.Tensor:
+        return model.sample_actions(assemble(model, [one.row for one in batch], noise, num_steps))
+
+    return {"distance": fixed_distance(fixed, plain, rows(model.config, 1), replace(model.config, num_steps=steps))}
+
+
+def in_process(model: Groot, count: int, steps: int, rounds: int, fixed: FixedShapes | None = None) -> dict[str, float]:
     """Milliseconds from prepared rows to actions on the CPU, every round with other frames."""
     device = model.device
     noise = torch.randn(count, model.config.action_horizon, model.config.max_action_dim, device=device)
     batches = [rows(model.config, count, seed=100 * r) for r in range(min(rounds, 4))]
 
     def call(batch: Sequence[GrootRow]) -> None:
-        actions = model.sample_actions(assemble(model, batch, noise, steps)).cpu()
-        if not actions.isfinite().all():
+        if not sampled(model, fixed, batch, noise, steps).isfinite().all():
             raise RuntimeError("the actions are not finite")
 
     call(batches[0])
@@ -133,6 +159,45 @@ def in_process(model: Groot, count: int, steps: int, rounds: int) -> dict[str, f
     floor = floor_ms(model.config, count, steps)
     median = statistics.median(times)
     return {"p50_ms": median, "worst_ms": max(times), "floor_ms": floor, "ratio": median / floor}
+
+
+@torch.inference_mode()
+def parts(model: Groot, fixed: FixedShapes, count: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of each prepared part by itself, of what is left of a call with one step, and of a look told anew.
+
+    Frames of sizes that are not prepared pay `plain_look_ms` instead of `look_ms`.
+    """
+    batch = rows(model.config, count)
+    noise = torch.zeros(count, model.config.action_horizon, model.config.max_action_dim, device=model.device)
+    shape = fixed.plan.fit(batch)
+    assert shape is not None
+
+    def median(work: Callable[[], object], times: int = 1) -> float:
+        def run() -> None:
+            for _ in range(times):
+                work()
+            synchronize(model.device)
+
+        run()
+        return 1e3 * statistics.median(seconds(run) for _ in range(rounds)) / times
+
+    inputs = assemble(model, batch, noise, 1, shape)
+    whole = median(lambda: sampled(model, fixed, batch, noise, 1))
+    look = median(lambda: fixed.graphs.replay(("look", shape)), 10)
+    step = median(lambda: fixed.graphs.replay(("step", shape)), 10)
+    plain_look = median(lambda: fixed.look(inputs, shape))
+    return {"look_ms": look, "step_ms": step, "rest_ms": whole - look - step, "plain_look_ms": plain_look}
+
+
+def sampled(
+    model: Groot, fixed: FixedShapes | None, batch: Sequence[GrootRow], noise: torch.Tensor, steps: int
+) -> torch.Tensor:
+    """Actions on the CPU, from prepared shapes where there are any."""
+    if fixed is None:
+        return model.sample_actions(assemble(model, batch, noise, steps)).cpu()
+    actions = fixed.sample([GrootPrepared(row, raw_state={}) for row in batch], noise, steps)
+    assert actions is not None, "a shape of the plan was left out"
+    return actions
 
 
 def rows_agree(model: Groot, count: int, steps: int) -> dict[str, float]:
@@ -148,12 +213,13 @@ def rows_agree(model: Groot, count: int, steps: int) -> dict[str, float]:
     return {"distance": float((together - alone).abs().max() / alone.std())}
 
 
-def launches(model: Groot, steps: int) -> dict[str, float]:
-    """Operations dispatched in one call, and kernels where a profiler counts them."""
+def launches(model: Groot, fixed: FixedShapes, steps: int) -> dict[str, float]:
+    """Operations dispatched in one plain call, and kernels and graph launches where a profiler counts them."""
     config = model.config
     device = model.device
     noise = torch.zeros(1, config.action_horizon, config.max_action_dim, device=device)
-    inputs = assemble(model, rows(config, 1), noise, steps)
+    one = rows(config, 1)
+    inputs = assemble(model, one, noise, steps)
     sample = getattr(Groot.sample_actions, "__wrapped__", Groot.sample_actions)  # without inference mode
     with torch.no_grad():
         sample(model, inputs)  # tables are made
@@ -161,7 +227,8 @@ def launches(model: Groot, steps: int) -> dict[str, float]:
             sample(model, inputs)
     counts: dict[str, float] = {"dispatched": mode.count}
     if device.type == "cuda":
-        counts["kernels"] = kernels(lambda: model.sample_actions(inputs))
+        counts["kernels_plain"] = kernels(lambda: sampled(model, None, one, noise, steps))
+        counts["kernels_prepared"] = kernels(lambda: sampled(model, fixed, one, noise, steps))
     return counts
 
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relay.engine.fast_path import TOLERANCES
 from relay.engine.weights import SafetensorsSource
 from relay.models.pi0.assemble import assemble
 from relay.models.pi0.config import CAMERAS
 from relay.models.pi0.fixed_shapes import FixedShapes
 from relay.models.pi0.model import Inputs, Pi0
-from relay.models.pi0.self_check import TOLERANCES, check_batch, fixed_distance
+from relay.models.pi0.self_check import check_batch, fixed_distance
 from relay.models.pi0.shapes import ShapePlan
 from relay.models.pi0.transforms import Pi0Prepared
 from relay.models.pi0.weights import load_weights

@@ -11,6 +11,7 @@ from tiny_groot import IMAGE, VISION_END, VISION_START, drawn_noise, drawn_row, 
 
 from relay.models.groot.assemble import assemble, token_positions
 from relay.models.groot.language import interleaved_axes
+from relay.models.groot.shapes import Shape
 
 
 def test_text_counts_on_behind_the_longer_side_of_an_image() -> None:
@@ -69,3 +70,18 @@ def test_an_image_that_was_not_resized_is_refused() -> None:
     row = replace(drawn_row(1, [(2, 2)], 1), images=(np.zeros((64, 50, 3), np.uint8),))
     with pytest.raises(ValueError, match=r"an image is 64x50, expected sides that are multiples of 32"):
         assemble(tiny_model(), [row], drawn_noise(1), 1)
+
+
+def test_lengths_are_told_only_where_something_is_padded() -> None:
+    model, noise = tiny_model(), torch.zeros(2, 1, 1)
+    alike = [drawn_row(seed, [(2, 2)], 3) for seed in (1, 2)]
+    plain, padded = assemble(model, alike, noise, 1), assemble(model, alike, noise, 1, Shape(16, 8, 2))
+    assert plain.lengths is plain.text.lengths is plain.images.lengths is padded.lengths is None
+    assert padded.text.lengths is not None
+    assert padded.images.lengths is not None
+    assert padded.text.lengths.tolist() == [10, 10]
+    assert padded.images.lengths.tolist() == [4, 4]
+    other = assemble(model, [alike[0], drawn_row(3, [(2, 2)], 4)], noise, 1)
+    assert other.lengths is not None
+    assert other.lengths.tolist() == [14, 15]
+    assert other.images.lengths is None

@@ -9,6 +9,7 @@ import copy
 from collections import Counter
 from typing import Any
 
+import pytest
 import torch
 from tiny_groot import described, drawn_row, tiny_json
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,8 +18,11 @@ from relay.engine.adapters import Adapter, Pair
 from relay.models.groot.adapters import GrootAdapter, pack
 from relay.models.groot.assemble import assemble
 from relay.models.groot.config import COSMOS_REASON2, RELEASED, read_config
+from relay.models.groot.fixed_shapes import FixedShapes
 from relay.models.groot.model import Groot
 from relay.models.groot.resident import ResidentAdapters
+from relay.models.groot.shapes import Pictures, Shape, ShapePlan
+from relay.models.groot.transforms import GrootPrepared
 from relay.models.groot.weights import checkpoint_shapes
 
 LEROBOT, LEROBOT_COMPUTING = 10_521, 4_775
@@ -87,3 +91,49 @@ def test_an_adapter_costs_two_operations_for_each_layer_that_it_changes() -> Non
     assert with_adapter["mm"] - without["mm"] == with_adapter["addmm_"] - without["addmm_"] == 4 * 32 + 16
     assert computing(with_adapter) - computing(without) == 2 * (4 * 32 + 16)
     assert sum(with_adapter.values()) - sum(without.values()) == 2 * (4 * 32 + 16) + 16  # views of the packed values
+
+
+def replayed(*, whole: bool) -> tuple[Counter[str], Counter[str]]:
+    """What a prepared request dispatches beside replays, and these; its images of a prepared size or not."""
+    model, replays, shape = deep_model(), Counter[str](), Shape(text=32, images=448, rows=1)
+    pictures = {shape.images: Pictures(4, 256, 448)} if whole else {}
+    fixed = FixedShapes(model, 2, ShapePlan((shape.text,), (shape.images,), (shape.rows,), pictures), capture=False)
+    request = [GrootPrepared(drawn_row(1, [(8, 14)] * 4, words=11), raw_state={})]
+    noise = torch.randn(1, 40, model.config.max_action_dim)
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:  # as in `count`
+        for method in ("prepare", "sample", "look", "denoise"):
+            patch.setattr(FixedShapes, method, getattr(FixedShapes, method).__wrapped__)
+        fixed.prepare(lambda phase, share: None)
+        fixed.sample(request, noise, 4)  # tables are made
+        fixed.graphs.replay = lambda key: replays.update([key[0]])  # pyright: ignore  # all that a GPU is told of it
+        with Counting() as counting:
+            assert fixed.sample(request, noise, 4) is not None
+    return counting.counts, replays
+
+
+def test_a_prepared_request_is_a_copy_to_the_device_five_replays_and_little_between_them() -> None:
+    counts, replays = replayed(whole=True)
+    assert replays == {"look": 1, "step": 4}
+    assert computing(counts) <= 8  # the inputs, the noise and the step's size; the time of each step; the actions
+    assert sum(counts.values()) <= 25
+
+
+def test_with_images_of_other_sizes_what_is_before_the_steps_is_left_beside_their_replays() -> None:
+    counts, replays = replayed(whole=False)
+    whole = count(deep_model(), 4)
+    assert replays == {"step": 4}
+    assert 1_000 < sum(counts.values()) <= 1_200 < 0.4 * sum(whole.values())
+    assert 800 < computing(counts) <= 900 < 0.45 * computing(whole)
+
+
+def test_a_prepared_part_takes_nothing_from_the_cpu_and_never_waits() -> None:
+    """What a CUDA graph cannot hold: new tensors of Python's numbers, and results that Python looks at."""
+    plan = ShapePlan((32,), (24,), (2,), {24: Pictures(2, 96, 128)})
+    fixed = FixedShapes(deep_model(), 2, plan, capture=False)
+    with torch.no_grad():
+        FixedShapes.prepare.__wrapped__(fixed, lambda phase, share: None)  # pyright: ignore
+        for part in ("look", "step"):
+            with Counting() as counting:
+                fixed.graphs.replay((part, plan.largest))
+            assert counting.counts["addmm"] >= 100
+            assert not {"lift_fresh", "_local_scalar_dense", "nonzero", "is_nonzero"} & counting.counts.keys()

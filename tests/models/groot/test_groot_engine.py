@@ -14,7 +14,6 @@ from relay.engine.base import Chunk, Failure, Work
 from relay.engine.weights import CheckpointError
 from relay.models import registry
 from relay.models.groot import engine as engine_module
-from relay.models.groot.engine import GrootEngine
 from relay.protocol.messages import Options
 
 pytestmark = pytest.mark.vocab
@@ -122,11 +121,6 @@ def test_on_a_cpu_nothing_is_remarked(folder: Path) -> None:
     engine = load(folder, graphs="auto")
     engine.warm_up(lambda phase, share: None)
     assert engine.remarks == []
-
-
-def test_where_there_are_cuda_graphs_it_says_that_it_has_none(libero: Any) -> None:
-    engine = GrootEngine("groot", libero.model, libero._tokenizer, libero._recipe, graphs_wanted=True)
-    assert engine.remarks == ["groot runs without CUDA graphs: every request launches its kernels one by one"]
 
 
 def test_the_default_number_of_steps_can_be_chosen(folder: Path) -> None:

@@ -190,3 +190,38 @@ def test_warming_up_notices_an_adapter_whose_changes_overflow(folder: Path, tmp_
     engine = load(folder, AdapterChoice(root=tmp_path))
     with pytest.raises(ValueError, match="adapter bad gives actions that are not finite"):
         engine.warm_up(lambda phase, share: None)
+
+
+def prepared(folder: Path, choice: AdapterChoice) -> Any:
+    """An engine with prepared steps, over buffers on the CPU."""
+    engine = load(folder, choice)
+    engine._graphs = True
+    engine.warm_up(lambda phase, share: None)
+    assert engine.remarks == []
+    return engine
+
+
+def test_rows_with_adapters_and_none_run_on_prepared_steps(engine: Any, folder: Path, root: Path) -> None:
+    fast, names = prepared(folder, AdapterChoice(root=root)), ["fold", None, "pour", "idle"]
+    for name, ours in zip(names, answers(fast, names[:2]) + answers(fast, names[2:]), strict=True):
+        assert distance(ours, answer(engine, name)) <= 1e-5
+    assert fast.unprepared == 0
+
+
+def test_rows_of_an_adapter_with_whole_tensors_run_plain(folder: Path, root: Path, tmp_path: Path) -> None:
+    choice = AdapterChoice(root=root, named={"whole": write_whole(tmp_path / "whole")})
+    fast, plain = prepared(folder, choice), load(folder, choice)
+    before = fast.unprepared  # it was warmed up, too
+    assert np.array_equal(answer(fast, "whole"), answer(plain, "whole"))
+    assert fast.unprepared == before + 1
+
+
+def test_shapes_are_prepared_once_more_for_adapters_unless_one_is_merged(folder: Path, root: Path) -> None:
+    fixed = prepared(folder, AdapterChoice()).fixed
+    shapes = len(list(fixed.plan))
+    assert len(fixed.graphs) == 2 * shapes
+    assert len(prepared(folder, AdapterChoice(root=root)).fixed.graphs) == 4 * shapes
+    merged = prepared(folder, AdapterChoice(named={"fold": root / "fold"}, merged=True))
+    assert len(merged.fixed.graphs) == 2 * shapes
+    expected = answer(load(folder, merged_only(root, "fold")))
+    assert distance(answer(merged), expected) <= 1e-5

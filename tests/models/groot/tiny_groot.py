@@ -23,6 +23,7 @@ from relay.models.groot.config import GrootConfig, read_config
 from relay.models.groot.inputs import GrootRow
 from relay.models.groot.layers import Linear
 from relay.models.groot.model import Groot, GrootInputs
+from relay.models.groot.shapes import Shape
 from relay.models.groot.weights import load_weights
 
 DATA = Path(__file__).parents[2] / "data" / "groot"
@@ -110,13 +111,15 @@ def two_frame_model(dtype: torch.dtype = torch.float32) -> Groot:
     return model
 
 
-def golden_inputs(num_steps: int, *, slot: int = 2, dtype: torch.dtype = torch.float32) -> GrootInputs:
+def golden_inputs(
+    num_steps: int, *, slot: int = 2, dtype: torch.dtype = torch.float32, shape: Shape | None = None
+) -> GrootInputs:
     """The golden observation as `two_frame_model` takes it."""
     gold = golden()
     grids = [(int(h), int(w)) for _, h, w in gold["image_grid_thw"]]
     blank = tuple(np.zeros((16 * h, 16 * w, 3), np.uint8) for h, w in grids)
     row = GrootRow(gold["input_ids"][0], blank, gold["state"].reshape(-1), slot)
-    inputs = assemble(tiny_model(dtype), [row], torch.from_numpy(gold["noise"]), num_steps)
+    inputs = assemble(tiny_model(dtype), [row], torch.from_numpy(gold["noise"]), num_steps, shape)
     patches = torch.zeros(len(grids), max(h * w for h, w in grids), gold["pixel_values"].shape[1])
     start = 0
     for room, (h, w) in zip(patches, grids, strict=True):

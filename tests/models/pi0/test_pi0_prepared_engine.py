@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lora import EXPERT_ATTENTION, random_factors, write_peft
 from numpy.typing import NDArray
 from tiny import image, tiny_model
 from torch import Tensor
 
 from relay.demo.vocabulary import write_tokenizer
+from relay.engine.adapter_folders import AdapterChoice
 from relay.engine.base import Chunk, Progress, Work
 from relay.models import registry
 from relay.models.pi0 import engine as engine_module
@@ -225,6 +228,18 @@ def test_damaged_weights_are_noticed_with_prepared_shapes_too(tokenizer: PromptT
     damaged.action_out.weight.data[0, 0] = float("nan")
     with pytest.raises(CheckpointError, match="not finite"):
         Pi0Engine("broken", damaged, tokenizer, max_batch=1, graphs=True).warm_up(lambda phase, share: None)
+
+
+def test_shapes_are_not_prepared_once_more_for_a_merged_adapter(
+    family: str, tokenizer: PromptTokenizer, tmp_path: Path
+) -> None:
+    folder = write_peft(tmp_path / "fold", random_factors(family, EXPERT_ATTENTION))
+    plain = warm(family, tokenizer, graphs=True)
+    merged = warm(family, tokenizer, graphs=True, adapters=AdapterChoice(named={"fold": folder}, merged=True))
+    assert plain.fixed is not None
+    assert merged.fixed is not None
+    assert len(merged.fixed.graphs) == len(plain.fixed.graphs)
+    assert np.abs(infer(merged, request(1)) - infer(plain, request(1))).max() > 1e-3
 
 
 def test_bfloat16_shapes_pass_their_own_check(family: str, tokenizer: PromptTokenizer) -> None:

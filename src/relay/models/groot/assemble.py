@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,26 +13,55 @@ from torch import Tensor
 from relay.models.groot.config import GrootConfig
 from relay.models.groot.inputs import GrootRow
 from relay.models.groot.model import Groot, GrootInputs, TokensOfKind
+from relay.models.groot.shapes import Shape
 from relay.models.groot.vision import Grid
 
 
-def assemble(model: Groot, rows: Sequence[GrootRow], noise: Tensor, num_steps: int) -> GrootInputs:
+def assemble(
+    model: Groot, rows: Sequence[GrootRow], noise: Tensor, num_steps: int, shape: Shape | None = None
+) -> GrootInputs:
     """Put a batch on the model's device; a row's result does not depend on its neighbours.
 
     Args:
         rows: all of one slot.
         noise: (rows, action_horizon, max_action_dim) on any device.
         num_steps: denoising steps of all rows.
+        shape: how many text and image tokens the diffusion transformer is to see of each row; the longest row's
+            number without it. What comes before the transformer is padded to the longest row in any case.
 
     Raises:
         ValueError: when rows are of different slots, or a prompt and its images do not belong together.
     """
     config, device = model.config, model.device
+    arrays = arrange(rows, config, shape)
+    for name in LENGTHS if shape is None else LENGTHS[:1]:
+        if len(set(arrays[name].tolist())) == 1:
+            del arrays[name]  # nothing to mask where all are as long
+    images = [image for row in rows for image in row.images]
+    longest = max(image.shape[0] * image.shape[1] for image in images) // config.vision.patch**2
+    arrays["patches"] = np.zeros((len(images), longest, 3 * config.vision.patch**2), np.uint8)
+    pack_patches(images, config, arrays["patches"])
+    tensors = {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
+    return as_inputs(tensors, grids_of(rows, config), noise.to(device), rows[0].slot, num_steps)
+
+
+LENGTHS = ("lengths", "text_lengths", "image_lengths")
+"""Of each row: all tokens, and those of either kind."""
+
+
+def arrange(
+    rows: Sequence[GrootRow], config: GrootConfig, shape: Shape | None = None, longest: int | None = None
+) -> dict[str, NDArray[Any]]:
+    """All of a batch but its images and its noise, as arrays for `as_inputs`.
+
+    Args:
+        shape: as in `assemble`.
+        longest: tokens that each row is padded to; the longest row's number without it.
+    """
     slots = {row.slot for row in rows}
     if len(slots) > 1:
         raise ValueError(f"a batch holds rows of one embodiment, got slots {sorted(slots)}")
-    grids = [_grid(image, config) for row in rows for image in row.images]
-    longest = max(len(row.tokens) for row in rows)
+    longest = longest or max(len(row.tokens) for row in rows)
     tokens = np.zeros((len(rows), longest), np.int64)
     positions = np.zeros((len(rows), longest, 3), np.int64)
     for i, row in enumerate(rows):
@@ -41,27 +70,35 @@ def assemble(model: Groot, rows: Sequence[GrootRow], noise: Tensor, num_steps: i
     at_image = [row.tokens == config.image_token_id for row in rows]
     images = [i * longest + np.flatnonzero(there) for i, there in enumerate(at_image)]
     text = [i * longest + np.flatnonzero(~there) for i, there in enumerate(at_image)]
+    return {
+        "tokens": tokens,
+        "positions": positions,
+        "lengths": _lengths([row.tokens for row in rows]),
+        "image_places": np.concatenate(images),
+        "text": _padded(text, shape and shape.text),
+        "text_lengths": _lengths(text),
+        "images": _padded(images, shape and shape.images),
+        "image_lengths": _lengths(images),
+        "state": np.stack([row.state for row in rows]),
+    }
 
-    def put(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
 
-    def of_kind(places: Sequence[NDArray[np.int64]]) -> TokensOfKind:
-        most = max(map(len, places))
-        padded = np.concatenate([np.pad(p, (0, most - len(p)), constant_values=p[0]) for p in places])
-        return TokensOfKind(put(padded), _lengths(places, put))
-
+def as_inputs(
+    tensors: Mapping[str, Tensor], grids: Sequence[Grid], noise: Tensor, slot: int, num_steps: int
+) -> GrootInputs:
+    """What was arranged, on the device, as the network takes it; lengths that are not there are equal."""
     return GrootInputs(
-        patches=put(_patches([image for row in rows for image in row.images], config)),
+        patches=tensors["patches"],
         grids=grids,
-        tokens=put(tokens),
-        positions=put(positions),
-        lengths=_lengths([row.tokens for row in rows], put),
-        image_places=put(np.concatenate(images)),
-        text=of_kind(text),
-        images=of_kind(images),
-        state=put(np.stack([row.state for row in rows])),
-        noise=noise.to(device),
-        slot=rows[0].slot,
+        tokens=tensors["tokens"],
+        positions=tensors["positions"],
+        lengths=tensors.get("lengths"),
+        image_places=tensors["image_places"],
+        text=TokensOfKind(tensors["text"], tensors.get("text_lengths")),
+        images=TokensOfKind(tensors["images"], tensors.get("image_lengths")),
+        state=tensors["state"],
+        noise=noise,
+        slot=slot,
         num_steps=num_steps,
     )
 
@@ -100,6 +137,11 @@ def token_positions(row: GrootRow, config: GrootConfig) -> NDArray[np.int64]:
     return positions
 
 
+def grids_of(rows: Sequence[GrootRow], config: GrootConfig) -> list[Grid]:
+    """Patches down and across of all images, row after row."""
+    return [_grid(image, config) for row in rows for image in row.images]
+
+
 def _grid(image: NDArray[np.uint8], config: GrootConfig) -> Grid:
     """Patches down and across."""
     height, width, _ = image.shape
@@ -114,19 +156,22 @@ def _merged(grid: Grid, config: GrootConfig) -> Grid:
     return grid[0] // config.vision.merge, grid[1] // config.vision.merge
 
 
-def _patches(images: Sequence[NDArray[np.uint8]], config: GrootConfig) -> NDArray[np.uint8]:
-    """(images, patches, 3 * patch * patch), the patches of a merged token beside each other, channels first in each."""
+def pack_patches(images: Sequence[NDArray[np.uint8]], config: GrootConfig, patches: NDArray[np.uint8]) -> None:
+    """Write images into `patches` (images, n, 3 * patch * patch): those of a merged token beside each other, each
+    channels first.
+    """
     merge, patch = config.vision.merge, config.vision.patch
-    longest = max(image.shape[0] * image.shape[1] for image in images) // patch**2
-    patches = np.zeros((len(images), longest, 3 * patch**2), np.uint8)
     for room, image in zip(patches, images, strict=True):
         down, across = image.shape[0] // (merge * patch), image.shape[1] // (merge * patch)
         squares = image.reshape(down, merge, patch, across, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
         room[: down * across * merge**2].reshape(squares.shape)[...] = squares
-    return patches
 
 
-def _lengths(rows: Sequence[NDArray[np.int64]], put: Callable[[NDArray[np.int64]], Tensor]) -> Tensor | None:
-    """The rows' lengths where they differ."""
-    lengths = [len(row) for row in rows]
-    return None if len(set(lengths)) == 1 else put(np.array(lengths))
+def _padded(rows: Sequence[NDArray[np.int64]], most: int | None) -> NDArray[np.int64]:
+    """Places of each row behind each other, all as many: the first one stands for those that are missing."""
+    most = most or max(map(len, rows))
+    return np.concatenate([np.pad(places, (0, most - len(places)), constant_values=places[0]) for places in rows])
+
+
+def _lengths(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.array([len(row) for row in rows], np.int64)

@@ -89,25 +89,25 @@ class DiffusionTransformer(nn.Module):
         self.modulation_bias = nn.Parameter(torch.empty(sizes.depth + 1, 2 * width))
         self.out = Linear(width, config.hidden_size)
 
-    def look(
-        self,
-        text: Tensor,
-        images: Tensor,
-        rows: int,
-        text_bias: Tensor | None,
-        image_bias: Tensor | None,
-        change: DitChange = SAME_DIT,
-    ) -> list[Look]:
-        """Keys and values of every block that looks at the observation.
+    def look(self, text: Tensor, images: Tensor, change: DitChange = SAME_DIT) -> tuple[Tensor, Tensor]:
+        """Keys and values of every block that looks at the text, and of those that look at the images.
 
         Args:
             text, images: the features of the tokens of each kind, (rows * n, backbone_embedding_dim).
+
+        Returns:
+            (rows * n, 2 * blocks * width) each, for `looks`.
         """
         packed_text, packed_images = self.text_keys_values(text), self.image_keys_values(images)
         self._change_looks(packed_text, text, change, at_text=True)
         self._change_looks(packed_images, images, change, at_text=False)
-        of_text = self._looks(packed_text, rows, text_bias)
-        of_images = self._looks(packed_images, rows, image_bias)
+        return packed_text, packed_images
+
+    def looks(
+        self, text: Tensor, images: Tensor, rows: int, text_bias: Tensor | None, image_bias: Tensor | None
+    ) -> list[Look]:
+        """What each block that looks at the observation sees, as views of what `look` made."""
+        of_text, of_images = self._looks(text, rows, text_bias), self._looks(images, rows, image_bias)
         return [of_text.pop(0) if at_text else of_images.pop(0) for at_text in self.looks_at_text]
 
     def _change_looks(self, packed: Tensor, features: Tensor, change: DitChange, *, at_text: bool) -> None:
@@ -135,9 +135,9 @@ class DiffusionTransformer(nn.Module):
         return self.out(_normalize(x, modulations[-1], _FINAL_EPSILON), change.out)
 
     def modulate(self, times: Tensor, change: TimeChange = SAME_TIME) -> Tensor:
-        """Weights and biases of all norms at each of `times` (steps,) float32: (2, steps, norms, width).
+        """Weights and biases of all norms at each of `times` (steps,) float32: (steps, 2 * norms, width).
 
-        The final norm is the last one.
+        All weights, then all biases; the final norm is the last one.
         """
         half = _TIME_WIDTH // 2
         turns = torch.exp(-math.log(_LONGEST_PERIOD) / (half - 1) * torch.arange(half, device=times.device))
@@ -149,16 +149,13 @@ class DiffusionTransformer(nn.Module):
         for norm, of_norm in change.norms.items():
             add_change_below(table[:, norm * double : (norm + 1) * double], told, of_norm)
         scale, shift = table.view(len(times), norms, 2, width).unbind(2)  # each (steps, norms, width)
-        return torch.stack((1 + scale, shift))
+        return torch.cat((1 + scale, shift), 1)
 
 
-def modulations(tables: Tensor) -> list[list[Modulation]]:
-    """Those of each step, in (2, steps, norms, width), or (2, steps, norms, rows, 1, width) for rows that differ."""
-    weights, biases = tables.unbind(0)
-    return [
-        [Modulation(*pair) for pair in zip(weight.unbind(0), bias.unbind(0), strict=True)]
-        for weight, bias in zip(weights.unbind(0), biases.unbind(0), strict=True)
-    ]
+def modulations(norms: Sequence[Tensor]) -> list[Modulation]:
+    """Those of one step, from the weights of all norms and then all their biases."""
+    half = len(norms) // 2
+    return [Modulation(*pair) for pair in zip(norms[:half], norms[half:], strict=True)]
 
 
 def time_code(times: Tensor, width: int) -> Tensor:

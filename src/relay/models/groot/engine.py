@@ -21,17 +21,22 @@ from relay.engine.adapter_store import AdapterStore
 from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
 from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
+from relay.engine.fast_path import TOLERANCES, checked
 from relay.engine.frames import Decode
+from relay.engine.graphs import graph_budget
 from relay.engine.weights import CheckpointError
 from relay.engine.worker import NonFiniteActions
 from relay.models.groot.adapters import read_adapter, with_changes
 from relay.models.groot.assemble import assemble
 from relay.models.groot.checkpoint import load_checkpoint
+from relay.models.groot.fixed_shapes import FixedShapes
 from relay.models.groot.handshake import IMAGE_RESOLUTION, openpi_metadata, vllm_handshake
 from relay.models.groot.model import Groot
 from relay.models.groot.prompt import PromptTokenizer
 from relay.models.groot.recipe import Recipe
 from relay.models.groot.resident import ResidentAdapters
+from relay.models.groot.self_check import fixed_distance
+from relay.models.groot.shapes import FRAMES, ShapePlan
 from relay.models.groot.transforms import GrootPrepared, prepare, resting_state, to_robot
 from relay.protocol.images import Codec, decode_frame, encode_frame
 from relay.protocol.messages import Observation, Options
@@ -100,7 +105,7 @@ def load(
         default_prompt=default_prompt,
         decode=decode,
         fast_resize=resize == "fast",
-        graphs_wanted=graphs == "auto" and place.type == "cuda",
+        graphs=graphs == "auto" and place.type == "cuda",
     )
 
 
@@ -115,11 +120,14 @@ class GrootEngine:
         remarks: what should be known of the checkpoint.
         decode: what decodes JPEG frames, as in `choose_decoder`.
         fast_resize: frames are resized faster, a grey level or two off.
-        graphs_wanted: the device has CUDA graphs and they were not turned off; this engine has none yet, and says so.
+        graphs: prepare denoising steps of fixed shapes at warm-up and replay them, as CUDA graphs where the device has
+            them.
 
     Attributes:
         model: the network.
+        fixed: its prepared steps, from warm-up on; None without them.
         remarks: sentences on what runs otherwise than it could, for the log and the health check.
+        unprepared: how many batches fitted no prepared shape, and ran without.
     """
 
     def __init__(
@@ -137,20 +145,24 @@ class GrootEngine:
         default_prompt: str | None = None,
         decode: str = "cpu",
         fast_resize: bool = False,
-        graphs_wanted: bool = False,
+        graphs: bool = False,
     ) -> None:
+        self.unprepared = 0
+        self.fixed: FixedShapes | None = None
+        self._graphs = graphs
         base = model
         self._adapters = AdapterStore(adapters, lambda folder: read_adapter(folder, base))
         self._merged = adapters.merged
         if self._merged:
             model = with_changes(base, self._adapters.adapters[0])
-        self._resident = ResidentAdapters(model, lambda: self._adapters.adapters, adapters.memory_bytes)
+        # A merged adapter is in the weights: nothing is asked for beside it.
+        self._resident = ResidentAdapters(
+            model, lambda: () if self._merged else self._adapters.adapters, adapters.memory_bytes
+        )
         self.model = model
         self.remarks = list(remarks)
         if fast_resize:
             self.remarks.append("--resize fast: frames differ from training's by a grey level or two")
-        if graphs_wanted:
-            self.remarks.append("groot runs without CUDA graphs: every request launches its kernels one by one")
         self._tokenizer, self._recipe = tokenizer, recipe
         self._default_prompt, self._fast_resize = default_prompt, fast_resize
         self._decode_choice = decode
@@ -247,10 +259,12 @@ class GrootEngine:
         return np.concatenate([part[0] for part in parts], axis=-1).astype(np.float64)
 
     def warm_up(self, progress: Progress) -> None:
-        """Run every batch size once, so that kernels are chosen and tables made before the first request."""
+        """Capture every shape and run every batch size once, so that no first request waits for kernels or tables."""
         self._decode, remark = choose_decoder(self._decode_choice, self.model.device)
         self.remarks += [remark] if remark else []
         prepared = self._touch_preparation()
+        if self._graphs:
+            self.fixed = self._prepare_shapes(progress)
         for rows in range(1, self.spec.max_batch + 1):
             progress("warming up", rows / self.spec.max_batch)
             noise = torch.stack([self._noise(Options(seed=0))] * rows)
@@ -269,6 +283,32 @@ class GrootEngine:
             if not self._sample([replace(prepared, adapter=self._adapters.get(name))], noise).isfinite().all():
                 raise CheckpointError(f"adapter {name} gives actions that are not finite: its weights are damaged")
 
+    def _prepare_shapes(self, progress: Progress) -> FixedShapes | None:
+        """The fast path, if it can be had and gives what the plain one gives; else a remark why not."""
+        usual = [self._at_rest(np.zeros((*frame, 3), np.uint8)).row for frame in FRAMES]
+        sizes = {row.images[0].shape: row for row in usual}.values()
+        fixed, remarks = checked(
+            "prepared shapes",
+            lambda: self._captured(progress),
+            lambda fixed: fixed_distance(fixed, self._plain, [*sizes], self.model.config, self._resident.sample()),
+            TOLERANCES[self.model.dtype],
+        )
+        self.remarks += remarks
+        return fixed
+
+    def _captured(self, progress: Progress) -> FixedShapes:
+        device, plan = self.model.device, ShapePlan.of(self._recipe, self.spec.max_batch)
+        fixed = FixedShapes(
+            self.model,
+            self._recipe.embodiment.slot,
+            plan,
+            capture=device.type == "cuda",
+            budget_bytes=graph_budget(device),
+            resident=self._resident,
+        )
+        fixed.prepare(progress)
+        return fixed
+
     def free_memory(self) -> None:
         """Give the allocator's unused blocks back, which may be too small, and the adapters' room."""
         self._resident.forget()
@@ -277,8 +317,18 @@ class GrootEngine:
 
     def _sample(self, prepared: Sequence[GrootPrepared], noise: Tensor) -> Tensor:
         """(rows, action_horizon, max_action_dim) in the network's units; all rows have the same batch key."""
+        num_steps = self._steps(prepared[0])
+        if self.fixed is not None:
+            actions = self.fixed.sample(prepared, noise, num_steps)
+            if actions is not None:
+                return actions
+            self.unprepared += 1
+        return self._plain(prepared, noise, num_steps)
+
+    def _plain(self, prepared: Sequence[GrootPrepared], noise: Tensor, num_steps: int) -> Tensor:
+        """As `_sample`, without prepared shapes; with adapters, whatever they change."""
         rows = [one.row for one in prepared]
-        inputs = assemble(self.model, rows, noise, self._steps(prepared[0]))
+        inputs = assemble(self.model, rows, noise, num_steps)
         network, inputs = self._resident.apply(
             inputs, [one.adapter for one in prepared], [len(row.images) for row in rows]
         )
@@ -316,16 +366,16 @@ class GrootEngine:
 
     def _touch_preparation(self) -> GrootPrepared:
         """Decoders, resizing and tokenizer load on first use; returns a row of the handshake's frame size."""
-        recipe = self._recipe
         black = np.zeros((*IMAGE_RESOLUTION, 3), np.uint8)
-        prepared = None
-        for codec in (Codec.JPEG_Q90, Codec.LOSSLESS):
-            frames = [encode_frame(black, codec)] * len(recipe.frames)
-            observation = {
-                "video": {camera: frames for camera in recipe.cameras},
-                "state": resting_state(recipe),
-                "prompt": "warm up",
-            }
-            prepared = self.prepare(observation, Options())
-        assert prepared is not None
-        return replace(prepared, adapter=None)  # the default one is warmed up with the others
+        rows = [self._at_rest(encode_frame(black, codec)) for codec in (Codec.JPEG_Q90, Codec.LOSSLESS)]
+        return rows[0]
+
+    def _at_rest(self, frame: bytes | NDArray[np.uint8]) -> GrootPrepared:
+        """A row of a robot that stands still and sees nothing but this."""
+        recipe = self._recipe
+        observation = {
+            "video": {camera: [frame] * len(recipe.frames) for camera in recipe.cameras},
+            "state": resting_state(recipe),
+            "prompt": "warm up",
+        }
+        return replace(self.prepare(observation, Options()), adapter=None)  # the default one is warmed up by its name

@@ -33,6 +33,7 @@ class LanguageModel(nn.Module):
         self.sizes = sizes
         self.token_embedding = nn.Parameter(torch.empty(sizes.vocab_size, sizes.width))
         self.layers = nn.ModuleList(LanguageLayer(sizes) for _ in range(layers))
+        self._axes: Tensor | None = None
 
     def forward(
         self,
@@ -67,8 +68,9 @@ class LanguageModel(nn.Module):
     def tables(self, positions: Tensor) -> Rotation:
         """Rotary tables (rows, n, 1, head_dim) whose frequencies take turns between time, height and width."""
         half = self.sizes.head_dim // 2
-        axes = torch.tensor(interleaved_axes(self.sizes.rope_sections), device=positions.device)
-        angles = positions.index_select(-1, axes) * frequencies(half, self.sizes.rope_base, positions.device)
+        if self._axes is None:  # made once: a graph cannot take it from the CPU
+            self._axes = torch.tensor(interleaved_axes(self.sizes.rope_sections), device=positions.device)
+        angles = positions.index_select(-1, self._axes) * frequencies(half, self.sizes.rope_base, positions.device)
         return rotation(angles[:, :, None])
 
 

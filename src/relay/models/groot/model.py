@@ -68,7 +68,7 @@ class GrootInputs:
         slot: whose maps are used.
         num_steps: denoising steps.
         change: what the rows' adapters change.
-        steps: what each row is told of the time, where adapters change that; else the network's own.
+        schedule: what each row is told of the time, where adapters change that; else the network's own.
     """
 
     patches: Tensor
@@ -84,7 +84,7 @@ class GrootInputs:
     slot: int
     num_steps: int
     change: NetworkChange | None = None
-    steps: Sequence[Step] | None = None
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,27 @@ class NetworkChange:
 NO_CHANGE = NetworkChange()
 
 
-class Seen(NamedTuple):
-    """What the denoising steps know of an observation.
+class Observed(NamedTuple):
+    """What the denoising steps need of the observations; a row's part of each tensor stands behind that of the last.
 
     Attributes:
-        looks: of each block that looks at it.
+        text, images: keys and values that the diffusion transformer looks at, as its `look` makes them.
+        text_bias, image_bias: the padding's masks; None where there is none.
+        state: (rows, 1, width), the state's token.
+    """
+
+    text: Tensor
+    images: Tensor
+    text_bias: Tensor | None
+    image_bias: Tensor | None
+    state: Tensor
+
+
+class Seen(NamedTuple):
+    """The same as the steps take it.
+
+    Attributes:
+        looks: of each block that looks at the observation.
         state: (rows, 1, width), the state's token.
         positions: (rows * action_horizon, width), added to each action.
         change: what adapters change about the diffusion transformer.
@@ -132,13 +148,11 @@ class Schedule(NamedTuple):
     """What the steps of a call know of the time.
 
     Attributes:
-        norms: (2, steps, norms, width), as `modulate` makes it.
-        time_biases: (steps, width).
-        steps: the same, step by step.
+        table: (steps, 2 * norms + 1, width), or where adapters make rows differ (steps, 2 * norms + 1, rows, 1, width).
+        steps: the same, step by step, as `read_step` reads it.
     """
 
-    norms: Tensor
-    time_biases: Tensor
+    table: Tensor
     steps: list[Step]
 
 
@@ -176,29 +190,35 @@ class Groot(nn.Module):
     @torch.inference_mode()
     def sample_actions(self, inputs: GrootInputs) -> Tensor:
         """Integrate the flow from noise to actions, (rows, action_horizon, max_action_dim) float32, normalized."""
-        seen = self.look(inputs)
+        positions = self.positions(inputs.slot, len(inputs.tokens))
+        seen = self.see(self.observe(inputs), positions, (inputs.change or NO_CHANGE).dit)
         x = inputs.noise.to(torch.float32).flatten(0, 1)  # float32 whatever the weights are
-        for step in inputs.steps or self.schedule(inputs.num_steps, inputs.slot).steps:
+        for step in self.schedule_of(inputs).steps:
             velocity = self.denoise_step(x, step, seen, inputs.slot)
             x = torch.add(x, velocity, alpha=1 / inputs.num_steps)
         return x.view(inputs.noise.shape)
 
-    def look(self, inputs: GrootInputs) -> Seen:
-        """Everything that is done once per request."""
-        rows, horizon, change = len(inputs.tokens), self.config.action_horizon, inputs.change or NO_CHANGE
+    def observe(self, inputs: GrootInputs) -> Observed:
+        """Everything that is computed once per request."""
+        rows, change = len(inputs.tokens), inputs.change or NO_CHANGE
         features = self.adapt(self.backbone(inputs), inputs)
-        looks = self.dit.look(
-            features.index_select(0, inputs.text.places),
-            features.index_select(0, inputs.images.places),
-            rows,
-            self._bias(inputs.text.lengths, len(inputs.text.places) // rows),
-            self._bias(inputs.images.lengths, len(inputs.images.places) // rows),
-            change.dit,
+        text, images = (features.index_select(0, kind.places) for kind in (inputs.text, inputs.images))
+        return Observed(
+            *self.dit.look(text, images, change.dit),
+            self._bias(inputs.text.lengths, len(text) // rows),
+            self._bias(inputs.images.lengths, len(images) // rows),
+            self._maps(inputs.slot).embed_state(inputs.state.to(self.dtype))[:, None],
         )
-        maps = self._maps(inputs.slot)
-        state = maps.embed_state(inputs.state.to(self.dtype))[:, None]  # (rows, 1, width)
-        positions = self.action_positions[:horizon] + maps.action_out.bias
-        return Seen(looks, state, positions if rows == 1 else positions.repeat(rows, 1), change.dit)
+
+    def see(self, observed: Observed, positions: Tensor, change: DitChange = SAME_DIT) -> Seen:
+        """What is computed once per request as the steps take it, as views."""
+        text, images, text_bias, image_bias, state = observed
+        return Seen(self.dit.looks(text, images, len(state), text_bias, image_bias), state, positions, change)
+
+    def positions(self, slot: int, rows: int) -> Tensor:
+        """What is added to each action of a batch, (rows * action_horizon, width)."""
+        positions = self.action_positions[: self.config.action_horizon] + self._maps(slot).action_out.bias
+        return positions if rows == 1 else positions.repeat(rows, 1)
 
     def backbone(self, inputs: GrootInputs) -> Tensor:
         """Features of all tokens, (rows * n, backbone_embedding_dim)."""
@@ -223,6 +243,10 @@ class Groot(nn.Module):
         of_actions = out.view(rows, -1, out.shape[-1])[:, 1:].flatten(0, 1)  # (rows * action_horizon, hidden_size)
         return maps.decode(of_actions)
 
+    def schedule_of(self, inputs: GrootInputs) -> Schedule:
+        """What a batch's rows are told of the time."""
+        return inputs.schedule or self.schedule(inputs.num_steps, inputs.slot)
+
     def schedule(self, num_steps: int, slot: int) -> Schedule:
         """The schedule of so many steps; made once, and kept while there is room."""
         schedule = self._schedules.pop((num_steps, slot), None) or self.make_schedule(num_steps, slot)
@@ -237,7 +261,7 @@ class Groot(nn.Module):
         times = torch.tensor(whole, dtype=torch.float32, device=self.device)
         codes = time_code(times, self.config.input_embedding_dim).to(self.dtype)
         norms, biases = self.dit.modulate(times, change), self._maps(slot).time_bias(codes)
-        return Schedule(norms, biases, _steps(norms, biases))
+        return _schedule(torch.cat((norms, biases[:, None]), 1))
 
     def with_parameters(self, changed: Mapping[str, Tensor]) -> Groot:
         """A network with other values for some parameters, by name, which shares all others with this one."""
@@ -255,13 +279,19 @@ class Groot(nn.Module):
         return None if lengths is None else key_bias(lengths, longest, self.dtype)
 
 
-def beside_each_other(schedules: Sequence[Schedule]) -> list[Step]:
-    """The steps of rows with a schedule each, of one number of steps and embodiment."""
+def beside_each_other(schedules: Sequence[Schedule]) -> Schedule:
+    """The schedule of rows with one each, of one number of steps and embodiment."""
     if all(schedule is schedules[0] for schedule in schedules):
-        return schedules[0].steps
-    norms = torch.stack([schedule.norms for schedule in schedules], -2)  # (2, steps, norms, rows, width)
-    return _steps(norms[..., None, :], schedules[0].time_biases)
+        return schedules[0]
+    table = torch.stack([schedule.table for schedule in schedules], -2)  # (steps, 2 * norms + 1, rows, width)
+    return _schedule(table[..., None, :])
 
 
-def _steps(norms: Tensor, time_biases: Tensor) -> list[Step]:
-    return [Step(*parts) for parts in zip(modulations(norms), time_biases.unbind(0), strict=True)]
+def read_step(told: Tensor) -> Step:
+    """One step of a schedule's table, as views of it."""
+    *norms, time_bias = told.unbind(0)
+    return Step(modulations(norms), time_bias.view(-1, told.shape[-1])[0])  # the last is the same for all rows
+
+
+def _schedule(table: Tensor) -> Schedule:
+    return Schedule(table, [read_step(told) for told in table.unbind(0)])

@@ -106,12 +106,17 @@ def check_length(images: Sequence[int], words: int = 0) -> None:
         images: tokens of each image.
         words: tokens of the instruction.
     """
-    total = 5 + sum(images) + 2 * len(images) + words
+    total = sum(images) + text_tokens(len(images), words)
     if total > MAX_TOKENS:
         raise ObservationError(
             f"the prompt has {total} tokens, {sum(images)} of them for {len(images)} frames, and at most {MAX_TOKENS} "
             "are taken; send a shorter instruction, or frames whose sides differ less"
         )
+
+
+def text_tokens(images: int, words: int) -> int:
+    """Tokens of a prompt without those of its images: three before them, two around each, the words, two behind."""
+    return 3 + 2 * images + words + 2
 
 
 def image_tokens(height: int, width: int) -> int:

@@ -8,11 +8,32 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from relay.engine.adapter_rows import ChangeTables, groups
+from relay.engine.adapter_rows import ChangeTables, RowChange, by_layer, groups
 from relay.models.groot.adapters import GrootAdapter, with_changes
 from relay.models.groot.changes import linear_shapes, network_change, time_change
-from relay.models.groot.model import TABULATED_STEPS, Groot, GrootInputs, Schedule, beside_each_other
+from relay.models.groot.model import TABULATED_STEPS, Groot, GrootInputs, NetworkChange, Schedule, beside_each_other
+
+
+class Room(NamedTuple):
+    """Changes by kind at fixed places, row by row and image by image."""
+
+    rows: dict[str, RowChange]
+    images: dict[str, RowChange]
+
+    def change(self, rows: int, images: int) -> NetworkChange:
+        """Those of the first rows and images, as views."""
+        by_row = {kind: by_layer(change, lambda t: t[:rows]) for kind, change in self.rows.items()}
+        by_image = {kind: by_layer(change, lambda t: t[:images]) for kind, change in self.images.items()}
+        return network_change(by_row, by_image)
+
+    def fill(self, value: float) -> None:
+        """Set every number."""
+        for change in (*self.rows.values(), *self.images.values()):
+            for part in change:
+                if part is not None:
+                    part.fill_(value)
 
 
 class ResidentAdapters:
@@ -58,9 +79,41 @@ class ResidentAdapters:
         change = network_change(by_row.rows(slots, below=True), by_image.rows(of_images, below=True))
         inputs = replace(inputs, change=change)
         if any(adapter.time for adapter in adapters):
-            schedules = [self._schedule(adapter, inputs.num_steps, inputs.slot) for adapter in rows]
-            inputs = replace(inputs, steps=beside_each_other(schedules))
+            inputs = replace(inputs, schedule=self.schedule(rows, inputs.num_steps, inputs.slot))
         return self._model, inputs
+
+    def schedule(self, rows: Sequence[GrootAdapter | None], num_steps: int, slot: int) -> Schedule:
+        """What each row is told of the time."""
+        return beside_each_other([self._schedule(adapter, num_steps, slot) for adapter in rows])
+
+    def sample(self) -> list[GrootAdapter]:
+        """As many of the adapters held as fit the device together, of those that share batches."""
+        held = [adapter for adapter in self._held() if not adapter.alone]
+        self._fit(held)
+        return held[: self.capacity]
+
+    def buffers(self, rows: int, images: int) -> Room | None:
+        """Room at a fixed place for what the adapters held now change in so many rows and images; None with none."""
+        if not self.sample():
+            return None
+        by_row, by_image = self._tables
+        return Room(by_row.buffers(rows), by_image.buffers(images))
+
+    def gather(self, rows: Sequence[GrootAdapter | None], padded: int, images: int, room: Room) -> bool:
+        """Fill `padded` rows of the room with so many images each, those behind the batch's with zeros.
+
+        Returns:
+            False if these adapters need more than that: a network of their own, or other sizes.
+        """
+        if any(adapter is not None and adapter.alone for adapter in rows):
+            return False
+        if not self._fitting.issuperset(adapter for adapter in rows if adapter is not None):
+            self._fit(rows)
+        slots = [0 if adapter is None else self._slot(adapter) for adapter in rows] + [0] * (padded - len(rows))
+        by_row, by_image = self._tables
+        return by_row.gather(slots, room.rows) and by_image.gather(
+            [s for s in slots for _ in range(images)], room.images
+        )
 
     def forget(self) -> None:
         """Give up all that is on the device; what is asked for comes back."""

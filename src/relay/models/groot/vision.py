@@ -114,7 +114,7 @@ class VisionTower(nn.Module):
 
     def _place(self, grids: Sequence[Grid], longest: int) -> tuple[Places, Tensor | None]:
         """Positions and tables of all images, and the mask of the padding if they differ in size."""
-        each = [self._tabulated(grid) for grid in grids]
+        each = [self.tabulated(grid) for grid in grids]
         if len(set(grids)) == 1:
             return each[0], None
         positions, cos, sin = (
@@ -124,7 +124,8 @@ class VisionTower(nn.Module):
         lengths = torch.tensor([h * w for h, w in grids], device=positions.device)
         return Places(positions, Rotation(cos, sin)), key_bias(lengths, longest, self.positions.dtype)
 
-    def _tabulated(self, grid: Grid) -> Places:
+    def tabulated(self, grid: Grid) -> Places:
+        """What depends on this size; made once, and kept while there is room."""
         places = self._places.pop(grid, None) or self._make_places(grid)
         self._places[grid] = places
         while sum(h * w for h, w in self._places) > _TABULATED_PATCHES and len(self._places) > 1:

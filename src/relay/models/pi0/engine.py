@@ -22,9 +22,9 @@ from relay.engine.base import Chunk, Failure, Note, PolicySpec, Progress, Work
 from relay.engine.chunking import Chunking
 from relay.engine.decode import DECODERS, choose_decoder
 from relay.engine.device import choose_device
+from relay.engine.fast_path import TOLERANCES, checked
 from relay.engine.frames import Decode
 from relay.engine.graphs import graph_budget
-from relay.engine.worker import loses_device
 from relay.models.pi0.adapters import read_adapter, with_changes
 from relay.models.pi0.assemble import assemble
 from relay.models.pi0.checkpoint import load_checkpoint
@@ -32,7 +32,7 @@ from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.fixed_shapes import FixedShapes
 from relay.models.pi0.model import Pi0
 from relay.models.pi0.resident import ResidentAdapters
-from relay.models.pi0.self_check import TOLERANCES, check_batch, fixed_distance
+from relay.models.pi0.self_check import check_batch, fixed_distance
 from relay.models.pi0.shapes import ShapePlan
 from relay.models.pi0.tokenizer import PromptTokenizer
 from relay.models.pi0.transforms import Pi0Prepared, prepare
@@ -178,7 +178,10 @@ class Pi0Engine:
         if self._merged:
             (adapter,) = self._adapters.adapters
             model = with_changes(model, adapter.source)
-        self._resident = ResidentAdapters(model, lambda: self._adapters.adapters, adapters.memory_bytes)
+        # A merged adapter is in the weights: nothing is asked for beside it.
+        self._resident = ResidentAdapters(
+            model, lambda: () if self._merged else self._adapters.adapters, adapters.memory_bytes
+        )
         self.model, self._tokenizer = model, tokenizer
         self._robot, self._model_units = robot, model_units
         self._default_prompt, self._chunking = default_prompt, chunking
@@ -291,28 +294,15 @@ class Pi0Engine:
     def _prepare_shapes(self, progress: Progress) -> FixedShapes | None:
         """The fast path, if it can be had and gives what the plain one gives; else a remark why not."""
         for compile in (True, False) if self._compile else (False,):
-            what = "compiled functions are off" if compile else "prepared shapes are off"
-            try:
-                fixed = self._captured(progress, compile=compile)
-                distance = fixed_distance(fixed, self.model, self._resident)
-            except Exception as error:
-                if loses_device(error):
-                    raise
-                logger.warning("capturing failed", exc_info=error)
-                self.remarks.append(f"{what}: {type(error).__name__} while capturing")
-                continue
-            tolerance = TOLERANCES[self.model.token_embedding.dtype]
-            if distance <= tolerance:  # not so for NaN
-                if fixed.left_out:
-                    self.remarks.append(
-                        f"{len(fixed.left_out)} shapes found no memory for a graph and run without, the first is "
-                        f"{fixed.left_out[0]}"
-                    )
-                return fixed
-            self.remarks.append(
-                f"{what}: their actions differ from the plain ones by {distance:.1e} of their deviation, more than "
-                f"{tolerance:g}"
+            fixed, remarks = checked(
+                "compiled functions" if compile else "prepared shapes",
+                lambda compile=compile: self._captured(progress, compile=compile),
+                lambda fixed: fixed_distance(fixed, self.model, self._resident),
+                TOLERANCES[self.model.token_embedding.dtype],
             )
+            self.remarks += remarks
+            if fixed is not None:
+                return fixed
         return None
 
     def _captured(self, progress: Progress, *, compile: bool) -> FixedShapes:

@@ -23,6 +23,7 @@ from torch import Tensor
 from relay.engine.adapter_rows import by_layer
 from relay.engine.base import Progress
 from relay.engine.graphs import Graphs
+from relay.engine.prepared_sizes import at_least
 from relay.engine.reuse import SizedCache
 from relay.engine.staging import Field, Staging, carve, size_of
 from relay.models.pi0.adapters import Pi0Adapter
@@ -31,7 +32,7 @@ from relay.models.pi0.guidance import Guidance
 from relay.models.pi0.model import NO_CHANGE, STEP_SIZE_WIDTH, Inputs, NetworkChange, Pi0, Seen
 from relay.models.pi0.prefix import PrefixLayout
 from relay.models.pi0.resident import ResidentAdapters, network_change
-from relay.models.pi0.shapes import Shape, ShapePlan, at_least
+from relay.models.pi0.shapes import Shape, ShapePlan
 from relay.models.pi0.transforms import Pi0Prepared
 
 

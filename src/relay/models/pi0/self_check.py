@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from relay.engine.chunking import Chunking
+from relay.engine.fast_path import largest_difference
 from relay.models.pi0.assemble import assemble
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.fixed_shapes import FixedShapes
@@ -16,10 +17,6 @@ from relay.models.pi0.guidance import LeftOver
 from relay.models.pi0.model import Pi0
 from relay.models.pi0.resident import ResidentAdapters
 from relay.models.pi0.transforms import Pi0Prepared
-
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Largest difference of actions in units of their standard deviation. Other kernels and other padding round otherwise:
-a tiny random network's actions in bfloat16 are up to 3e-2 from those in float32. A wrong buffer gives about 1."""
 
 
 def check_batch(config: Pi0Config, count: int, seed: int = 0) -> tuple[list[Pi0Prepared], Tensor]:
@@ -62,7 +59,7 @@ def fixed_distance(fixed: FixedShapes, model: Pi0, resident: ResidentAdapters | 
         adapters = [*some, None]
         mixed = [replace(row, adapter=adapters[i % len(adapters)]) for i, row in enumerate(rows)]
         batches[2:2] = [(mixed, noise)]
-    distances: list[float] = []
+    compared: list[tuple[Tensor, Tensor]] = []
     for rows, noise in batches:
         network, inputs = model, assemble(model, rows, noise)
         if resident is not None:
@@ -71,5 +68,5 @@ def fixed_distance(fixed: FixedShapes, model: Pi0, resident: ResidentAdapters | 
         plain = network.sample_actions(inputs).cpu()
         actions = fixed.sample(rows, noise)
         if actions is not None:  # None where the memory was spent before this shape
-            distances.append(float((actions - plain).abs().max() / plain.std()))
-    return max(distances, default=0.0) if all(d == d for d in distances) else float("nan")
+            compared.append((actions, plain))
+    return largest_difference(compared)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from relay.engine.prepared_sizes import at_least, batch_sizes, rounded_up
 from relay.models.pi0.config import Pi0Config
 from relay.models.pi0.transforms import Pi0Prepared
 
@@ -46,13 +47,13 @@ class ShapePlan:
         Args:
             shortest_prompt: tokens that every prompt has at least, such as those of the state.
         """
-        longest = _rounded(config.max_token_len, 8)
+        longest = rounded_up(config.max_token_len, 8)
         prompts = [*range(16, 96, 16), *range(96, longest, 32)]
         kept = [length for length in prompts if shortest_prompt <= length < longest]
         return cls(
             cameras=tuple(range(1, len(config.cameras) + 1)),
             prompts=(*kept, longest),
-            rows=_batch_sizes(max_batch),
+            rows=batch_sizes(max_batch),
         )
 
     def __iter__(self) -> Iterator[Shape]:
@@ -80,18 +81,3 @@ class ShapePlan:
         if cameras is None or prompt is None or size is None:
             return None
         return Shape(cameras, prompt, size)
-
-
-def at_least(sizes: Sequence[int], needed: int) -> int | None:
-    """The first of the rising sizes that is large enough."""
-    return next((size for size in sizes if size >= needed), None)
-
-
-def _batch_sizes(most: int) -> tuple[int, ...]:
-    """1, 2, 3, 4, 6, 8, 12, 16 … up to `most`: at most a third of a batch is padding."""
-    sizes = {size for power in range(most.bit_length()) for size in (2**power, 3 * 2**power)}
-    return (*sorted(size for size in sizes if size < most), most)
-
-
-def _rounded(value: int, multiple: int) -> int:
-    return (value + multiple - 1) // multiple * multiple
