@@ -412,19 +412,21 @@ def on_breaking_link(
         breaking = threading.Thread(target=break_link)
         breaking.start()
         expected = 0.0
-        for value in range(round(seconds * rate)):
-            with calm:
-                count, _, answered = client.infer(state(value), timeout=30)[0].tolist()
-            last = client.last
-            assert answered == value
-            assert last.session_fresh == (count == 1)
-            assert last.reconnected == (count == 1 and value > 0)
-            assert count in (1, expected)
-            expected = count + 1
-            flagged += last.reconnected
-            time.sleep(1 / rate)
-        over.set()
-        breaking.join()
+        try:
+            for value in range(round(seconds * rate)):
+                with calm:
+                    count, _, answered = client.infer(state(value), timeout=30)[0].tolist()
+                last = client.last
+                assert answered == value
+                assert last.session_fresh == (count == 1)
+                assert last.reconnected == (count == 1 and value > 0)
+                assert count in (1, expected)
+                expected = count + 1
+                flagged += last.reconnected
+                time.sleep(1 / rate)
+        finally:
+            over.set()
+            breaking.join()
         client.infer(state(0))  # notices a last cut
         flagged += client.last.reconnected
         assert client.reconnects == flagged
