@@ -16,6 +16,8 @@ from relay.client.exchange import LastCall
 
 CLIENTS = ("Policy", "PolicyClient", "AsyncPolicy")
 
+_ENVIRONMENT = threading.Lock()  # it is the process's, and tests open clients in several threads
+
 
 @dataclass
 class Handle:
@@ -65,7 +67,7 @@ def _opened(name: str, url: str, options: dict[str, Any]) -> Iterator[Handle]:
     if name == "Policy":
         yield Handle(relay.Policy(url, **options))
     elif name == "PolicyClient":
-        with patch.dict(os.environ, WALLE_URL=url):
+        with _ENVIRONMENT, patch.dict(os.environ, WALLE_URL=url):
             client = relay.PolicyClient("pi05", **options)
         yield Handle(client)
     else:

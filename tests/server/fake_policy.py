@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import threading
 import time
 from collections.abc import AsyncIterator, Hashable, Sequence
@@ -133,6 +135,21 @@ async def client(server: Server, path: str = "/", **options: Any) -> AsyncIterat
     async with dial(server.port, path, **options) as websocket:
         await websocket.recv()
         yield websocket
+
+
+async def get(server: Server, path: str, **headers: str) -> tuple[int, str]:
+    """Status and text of a plain HTTP request."""
+
+    def request() -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        try:
+            connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(request)
 
 
 def observation(value: float = 0.0, **fields: Any) -> bytes:

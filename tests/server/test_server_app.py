@@ -1,20 +1,17 @@
-"""The life of a server: loading, health, routes, keepalive, drain, device loss."""
+"""The life of a server: loading, keepalive, drain, device loss."""
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import os
-import socket
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_policy import FakeEngine, ask, client, dial, observation, running
+from fake_policy import FakeEngine, ask, client, dial, get, observation, running
 from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed
 
 from relay.engine.base import Progress
 from relay.engine.worker import DeviceFault, LoadFailed
@@ -22,7 +19,7 @@ from relay.protocol.msgpack_numpy import unpack
 from relay.server import connection as connection_module
 from relay.server import keepalive
 from relay.server.admission import checked_host
-from relay.server.app import SWITCH_S, Server, serve
+from relay.server.app import Server
 from relay.server.settings import ServerSettings
 
 
@@ -40,32 +37,11 @@ class SlowLoad:
         return self.engine
 
 
-async def get(server: Server, path: str, **headers: str) -> tuple[int, str]:
-    def request() -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-        try:
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
-        finally:
-            connection.close()
-
-    return await asyncio.to_thread(request)
-
-
 async def goodbye(websocket: ClientConnection) -> tuple[int, str]:
     with pytest.raises(ConnectionClosed) as caught:
         await asyncio.wait_for(websocket.recv(), 5)
     assert caught.value.rcvd is not None
     return caught.value.rcvd.code, caught.value.rcvd.reason
-
-
-async def test_health_tells_what_a_ready_policy_does_without():
-    engine = FakeEngine()
-    engine.remarks = ["prepared shapes are off: no memory"]  # pyright: ignore
-    async with running(engine) as server:
-        await server.ready()
-        assert await get(server, "/healthz") == (200, "OK\nprepared shapes are off: no memory\n")
 
 
 async def test_while_it_loads_upgrades_and_pings_are_answered_and_the_metadata_is_held():
@@ -99,36 +75,6 @@ async def test_health_answers_while_the_engine_runs():
         assert (await get(server, "/healthz"))[0] == 200
         engine.open.set()
         await websocket.recv()
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [("/", 426), ("/v1/models", 404), ("/v1/", 404), ("/m/v1/realtime/robot/openpi", 426)],
-)
-async def test_a_plain_get_elsewhere_is_refused(path: str, status: int):
-    async with running() as server:
-        assert (await get(server, path))[0] == status
-
-
-@pytest.mark.parametrize("path", ["/v1/realtime/robot", "/v1/x?y"])
-async def test_a_reserved_path_is_404_before_the_upgrade(path: str):
-    async with running() as server:
-        with pytest.raises(InvalidStatus) as caught:
-            await dial(server.port, path)
-        assert caught.value.response.status_code == 404
-
-
-@pytest.mark.parametrize("path", ["/", "/some/prefix", "/v10/x", "/?model=pi05"])
-async def test_every_other_path_is_served(path: str):
-    async with running() as server, client(server, path) as websocket:
-        assert "actions" in await ask(websocket, observation())
-
-
-async def test_a_web_page_is_refused():
-    async with running() as server:
-        with pytest.raises(InvalidStatus) as caught:
-            await dial(server.port, origin="http://evil.example")
-        assert caught.value.response.status_code == 403
 
 
 async def test_a_port_that_is_taken_is_an_error_of_start():
@@ -300,14 +246,6 @@ async def until_connections(server: Server, count: int) -> None:
             return
         await asyncio.sleep(0.005)
     raise AssertionError(f"{len(server.connections)} connections are open")
-
-
-def test_a_serving_process_lets_its_threads_take_turns_often(monkeypatch: pytest.MonkeyPatch):
-    intervals: list[float] = []
-    monkeypatch.setattr(sys, "setswitchinterval", intervals.append)
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
-        serve(lambda progress: FakeEngine(), ServerSettings(port=taken.getsockname()[1]))
-    assert intervals == [SWITCH_S]
 
 
 @pytest.mark.parametrize(

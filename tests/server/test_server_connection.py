@@ -93,29 +93,6 @@ async def test_a_relay_client_gets_timings_per_stage_from_the_first_reply():
         assert all(isinstance(value, float) and value >= 0 for value in timing.values())
 
 
-async def test_a_relay_client_reads_what_it_may_send_in_the_response_headers():
-    async with running() as server, client(server, subprotocols=["relay.v1"]) as websocket:
-        assert websocket.subprotocol == "relay.v1"
-        assert websocket.response is not None
-        assert websocket.response.headers["Relay-Codecs"] == "jpeg, png, webp"
-        assert websocket.response.headers["Relay-Max-Payload"] == str(64 * 1024 * 1024)
-        assert websocket.response.headers["Relay-Options"] == "deadline_ms, noise, num_steps, seed"
-
-
-async def test_a_stock_client_gets_no_subprotocol_and_no_compression():
-    async with running() as server, client(server, compression="deflate") as websocket:
-        assert websocket.response is not None
-        headers = websocket.response.headers
-        for name in ("Relay-Codecs", "Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions"):
-            assert name not in headers
-
-
-async def test_a_foreign_subprotocol_is_ignored():
-    async with running() as server, client(server, subprotocols=["other"]) as websocket:
-        assert websocket.subprotocol is None
-        assert "actions" in await ask(websocket, observation())
-
-
 async def test_action_groups_are_a_map_of_arrays():
     async with running() as server, client(server) as websocket:
         actions = (await ask(websocket, observation(1.0, do="groups")))["actions"]

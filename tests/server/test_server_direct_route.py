@@ -182,7 +182,7 @@ async def test_stock_clients_of_openpis_path_are_told_nothing(handshake: str) ->
         async with dial(server.port) as websocket, dial(plain.port) as other:
             assert told(websocket) == {}
             assert await websocket.recv() == await other.recv()
-        assert len(server._tickets) == 0
+        assert len(server._upgrades.tickets) == 0
 
 
 async def test_without_a_direct_url_nobody_is_told() -> None:

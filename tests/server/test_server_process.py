@@ -1,10 +1,11 @@
-"""The server as a process: what it imports, how signals and failures end it."""
+"""The server as a process: what it imports, how signals and failures end it, how its threads take turns."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -12,11 +13,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from fake_policy import ask, dial, observation
+from fake_policy import FakeEngine, ask, dial, observation
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from relay.protocol.msgpack_numpy import unpack
+from relay.server.app import serve
+from relay.server.process import SWITCH_S
+from relay.server.settings import ServerSettings
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 
@@ -152,3 +156,11 @@ async def test_the_server_imports_no_torch():
     checking = await asyncio.create_subprocess_exec(sys.executable, "-W", "error", "-c", check, stdout=PIPE)
     out, _ = await asyncio.wait_for(checking.communicate(), 20)
     assert out.decode() == "[]\n"
+
+
+def test_a_serving_process_lets_its_threads_take_turns_often(monkeypatch: pytest.MonkeyPatch):
+    intervals: list[float] = []
+    monkeypatch.setattr(sys, "setswitchinterval", intervals.append)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
+        serve(lambda progress: FakeEngine(), ServerSettings(port=taken.getsockname()[1]))
+    assert intervals == [SWITCH_S]

@@ -1,4 +1,4 @@
-"""The program around the listener: start, routes, health, drain and exit codes.
+"""The server: its listeners, the connections and policies behind them, how it drains, and with which code it ends.
 
 One process serves one policy, or several that share its port. The port is bound before they are loaded: clients connect
 at once, get pongs, and wait for the metadata frame. Knows no model.
@@ -8,60 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import importlib
 import logging
-import os
-import secrets
-import signal
 import ssl
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from http import HTTPStatus
-from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from websockets.asyncio.server import Server as Listener
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as listen
-from websockets.http11 import Request, Response
-from websockets.typing import Subprotocol
 
 from relay.engine.worker import DeviceFault, DeviceFull, LoadEngine, LoadFailed, WorkerStatus
-from relay.protocol.direct_route import INSTANCE_HEADER, read_direct_url
 from relay.protocol.kept_memory import keep_freed_memory
 from relay.protocol.limits import CLOSE_TIMEOUT_S, MAX_MESSAGE_BYTES, SUBPROTOCOL
-from relay.server.admission import (
-    Admission,
-    Exposed,
-    Rejection,
-    bound_addresses,
-    check_exposure,
-    log_direct_route,
-    log_terms,
-)
-from relay.server.connection import Goodbye, peer_name, serve_connection
+from relay.server.admission import Exposed, bound_addresses, check_exposure, log_direct_route, log_terms
+from relay.server.connection import Goodbye, serve_connection
 from relay.server.credentials import read_again
-from relay.server.dialects import NO_POLICY, VLLM_PATH, dialect_for, is_health_check, is_metrics, is_vllm
-from relay.server.direct_route import Guest, Invitation, Tickets
+from relay.server.dialects import NO_POLICY, dialect_for
+from relay.server.direct_route import Guest
 from relay.server.door import Entrance
-from relay.server.log_limit import LimitedLog, leave_out_bad_requests
+from relay.server.log_limit import leave_out_bad_requests
 from relay.server.metrics_page import MetricsPage
-from relay.server.options import option_keys
-from relay.server.policies import NotServed, Offer, Policies
+from relay.server.policies import Offer, Policies
+from relay.server.process import exit_without_unwinding, freeze_memory, look_again_on_hangup, run, stop_on_signals
 from relay.server.settings import ServerSettings
+from relay.server.upgrade import Upgrades, select_subprotocol
 
 FAULT_SECONDS = 2.0
 """How long clients may take to read why their requests failed when the device is lost."""
-
-SWITCH_S = 0.000_5
-"""How long a thread keeps the interpreter while another wants it. The event loop asks for it again after each system
-call, and a policy that launches kernels from Python hardly lets go by itself: at Python's 5 ms a request would wait
-so long several times over."""
-
-IMAGE_FORMATS = ("jpeg", "png", "webp")
-"""What an image slot may hold instead of an array, told by its first bytes."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,17 +54,13 @@ def serve(policies: LoadEngine | Mapping[str, Offer], settings: ServerSettings |
 
     A lost device ends the process with code 1 without unwinding.
     """
-    sys.setswitchinterval(SWITCH_S)
     keep_freed_memory()
     leave_out_bad_requests()
     server = Server(policies, settings)
-    failure = _run(_serve_until_signal(server))
+    failure = run(_serve_until_signal(server))
     if isinstance(failure, DeviceFault) or not server.released:
         # A lost device, a load or a batch that is still running can hang or crash the interpreter's own way out.
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0 if failure is None else 1)
+        exit_without_unwinding(0 if failure is None else 1)
     if isinstance(failure, Exposed):
         print(f"relay: {failure}", file=sys.stderr)
         raise SystemExit(2)
@@ -110,17 +81,10 @@ class Server:
         offers = {"policy": Offer(policies, self._settings)} if callable(policies) else policies
         self._policies = Policies(offers, self._on_fatal)
         self._metrics = MetricsPage(self._settings, self._policies, lambda: len(self._connections))
-        self._instance_id = secrets.token_hex(8)
-        self._tickets = Tickets(self._instance_id, most=4 * self._settings.max_connections)
-        self._admission = Admission(
-            self._settings.api_keys, self._tickets, self._settings.allowed_origins, _answered_hosts(self._settings)
-        )
-        self._guests: WeakKeyDictionary[ServerConnection, Guest] = WeakKeyDictionary()
-        self._turned_away = LimitedLog(logger, "upgrades that were turned away")
+        self._upgrades = Upgrades(self._settings, self._policies, self._metrics)
         self._connections: dict[ServerConnection, asyncio.Task[Any]] = {}
         self._failure: LoadFailed | DeviceFault | None = None
         self._entrances: list[Entrance] = []
-        self._direct_cert_sha256 = self._settings.direct_cert_sha256
         self._rereading = asyncio.Lock()
         self._listeners: list[Listener] = []
         self._stopping: asyncio.Future[Goodbye]
@@ -220,7 +184,7 @@ class Server:
             if fresh is None:
                 return
             settings.api_keys.replace(fresh.api_keys)
-            self._direct_cert_sha256 = fresh.direct_cert_sha256
+            self._upgrades.direct_cert_sha256 = fresh.direct_cert_sha256
             contexts = (fresh.tls, fresh.direct_tls or fresh.tls)
             for entrance, tls in zip(self._entrances, contexts, strict=False):  # the second port need not be there
                 entrance.tls = tls
@@ -247,14 +211,15 @@ class Server:
     ) -> Sequence[tuple[str, int]]:
         """Take a port, without answering on it yet; returns the addresses."""
         entrance = Entrance(tls)
+        upgrades = self._upgrades
         listening = listen(
             self._accept,
             host,
             port,
-            select_subprotocol=_select_subprotocol,
+            select_subprotocol=select_subprotocol,
             compression=None,  # as openpi: deflating camera frames takes longer than sending them
-            process_request=self._process_direct_request if tickets_only else self._process_request,
-            process_response=self._add_headers,
+            process_request=upgrades.answer_direct if tickets_only else upgrades.answer,
+            process_response=upgrades.add_headers,
             server_header="relay",
             ping_interval=None,  # see keepalive.py
             close_timeout=CLOSE_TIMEOUT_S,
@@ -269,7 +234,7 @@ class Server:
         return bound_addresses(listener.sockets)
 
     async def _accept(self, websocket: ServerConnection) -> None:
-        guest = self._guests[websocket]
+        guest = self._upgrades.guests[websocket]
         full = self._full(guest)
         if full is not None:
             await websocket.close(1013, f"server is full: {full}")
@@ -286,13 +251,13 @@ class Server:
             path,
             policy.settings,
             relay_client=relay_client,
-            instance_id=self._instance_id,
+            instance_id=self._upgrades.instance_id,
             direct=invitation.keys() if invitation else {},
         )
 
         def begin_ticket() -> None:
             if invitation is not None and invitation.ticket is not None:
-                self._tickets.begin(invitation.ticket)
+                self._upgrades.tickets.begin(invitation.ticket)
 
         task = asyncio.current_task()
         assert task is not None
@@ -312,74 +277,9 @@ class Server:
         most = self._settings.max_connections_per_key
         if most is None or not guest.tenant:
             return None
-        own = sum(
-            self._guests[other].tenant == guest.tenant for other in self._connections if other is not guest.predecessor
-        )
+        guests = self._upgrades.guests
+        own = sum(guests[other].tenant == guest.tenant for other in self._connections if other is not guest.predecessor)
         return f"{own} connections with this API key" if own >= most else None
-
-    def _process_request(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer what is plain HTTP; None lets the upgrade go on (and refuses with 426 what asks for none)."""
-        if is_health_check(request.path):
-            status = self._policies.status
-            if status.ready:
-                return connection.respond(HTTPStatus.OK, "".join(f"{line}\n" for line in ("OK", *status.remarks)))
-            text = f"loading\n{status.phase} {status.share:.0%}\n" if len(self._policies) else "no policy\n"
-            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, text)
-        guest = self._admission.admit(request.headers)
-        if isinstance(guest, Guest) and is_metrics(request.path):
-            return self._metrics.on_main_port(connection, request)
-        return self._welcome(connection, request, guest)
-
-    def _process_direct_request(self, connection: ServerConnection, request: Request) -> Response | None:
-        """The same for the direct route's own port, where there is nothing without a ticket."""
-        guest = self._admission.admit(request.headers, tickets_only=True)
-        return self._welcome(connection, request, guest)
-
-    def _welcome(self, connection: ServerConnection, request: Request, guest: Guest | Rejection) -> Response | None:
-        if isinstance(guest, Rejection):
-            self._turned_away.log(logging.WARNING, "turned %s away: %s", peer_name(connection), guest.text.strip())
-            return connection.respond(guest.status, guest.text)
-        try:
-            self._policies.at(request.path)
-        except NotServed as error:
-            return connection.respond(HTTPStatus.NOT_FOUND, f"{error}\n")
-        self._guests[connection] = guest
-        return None
-
-    def _invitation(self, connection: ServerConnection, path: str, guest: Guest) -> Invitation | None:
-        """What this client is told of the direct route; no ticket if it is there already."""
-        policy = self._policies.at(path)
-        if self._settings.direct_url is None or policy is None:
-            return None
-        name = f"/{policy.name}" if len(self._policies) > 1 else ""
-        base = self._settings.direct_url.rstrip("/").removesuffix(VLLM_PATH)
-        url = f"{base}{name}{VLLM_PATH if is_vllm(path) else ''}"
-        if guest.ticket is not None:
-            return Invitation(url, None, None)
-        return Invitation(url, self._tickets.issue(guest.tenant, connection), self._direct_cert_sha256)
-
-    def _add_headers(self, connection: ServerConnection, request: Request, response: Response) -> None:
-        """Tell a relay client whom it speaks to and what it may send: OpenPI's metadata have no place for that."""
-        if getattr(request, "method", "GET") == "HEAD":  # before version 17, websockets took no other method than GET
-            response.body = b""
-        if response.status_code == HTTPStatus.UNAUTHORIZED:
-            response.headers["WWW-Authenticate"] = "Bearer"
-        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-            return
-        relay_client = connection.subprotocol == SUBPROTOCOL
-        guest = self._guests[connection]
-        if relay_client or is_vllm(request.path):
-            guest.invitation = self._invitation(connection, request.path, guest)
-        if relay_client:
-            response.headers["Relay-Codecs"] = ", ".join(IMAGE_FORMATS)
-            response.headers["Relay-Max-Payload"] = str(MAX_MESSAGE_BYTES)
-            response.headers[INSTANCE_HEADER] = self._instance_id
-            if guest.invitation is not None and not is_vllm(request.path):
-                response.headers.update(guest.invitation.headers())
-            policy = self._policies.at(request.path)
-            engine = policy.worker.engine if policy is not None else None
-            if engine is not None:  # nothing is known of a policy that is still loading
-                response.headers["Relay-Options"] = option_keys(engine.spec)
 
     def _on_fatal(self, failure: LoadFailed | DeviceFault) -> None:
         self._failure = self._failure or failure
@@ -417,14 +317,6 @@ class Server:
         await self._policies.close()
 
 
-def _answered_hosts(settings: ServerSettings) -> Sequence[str]:
-    """The names to answer under: where there is a list of them, the direct route's is on it too."""
-    if not settings.allowed_hosts or settings.direct_url is None:
-        return settings.allowed_hosts
-    host = read_direct_url(settings.direct_url).hostname or ""
-    return (*settings.allowed_hosts, f"[{host}]" if ":" in host else host)
-
-
 def _is_sentence(error: BaseException | None) -> bool:
     """Whether an error says all there is to say: a ValueError that code of ours raised about what it was given."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)] if isinstance(error, ValueError) else []
@@ -436,15 +328,8 @@ async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | Expo
         await server.start()
     except (Exposed, OSError) as error:
         return error
-    drains: list[asyncio.Task[None]] = []
-
-    def on_signal(number: int) -> None:
-        if drains:
-            os._exit(128 + number)
-        drains.append(asyncio.get_running_loop().create_task(server.drain()))
-
-    _on_signals(on_signal)
-    hangups = _look_again_on_hangup(server)
+    stop_on_signals(server.drain)
+    looks = look_again_on_hangup(server.reread_credentials, server.rescan_adapters)
     freezing = asyncio.create_task(_freeze_when_ready(server))
     try:
         await server.serve_forever()
@@ -452,68 +337,13 @@ async def _serve_until_signal(server: Server) -> LoadFailed | DeviceFault | Expo
         return failure
     finally:
         freezing.cancel()
-        for hangup in hangups:
-            hangup.cancel()
+        for look in looks:
+            look.cancel()
     return None
 
 
-def _look_again_on_hangup(server: Server) -> set[asyncio.Task[None]]:
-    """Read credentials and the adapters' folders again on SIGHUP; the set holds what is under way."""
-    under_way: set[asyncio.Task[None]] = set()
-    loop = asyncio.get_running_loop()
-
-    def look_again() -> None:
-        for work in (server.reread_credentials(), server.rescan_adapters()):
-            task = loop.create_task(work)
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-
-    if hasattr(signal, "SIGHUP"):  # Windows has none
-        loop.add_signal_handler(signal.SIGHUP, look_again)
-    return under_way
-
-
 async def _freeze_when_ready(server: Server) -> None:
-    """Keep the collector from walking what was loaded, which would stop every thread now and then."""
     with contextlib.suppress(LoadFailed, DeviceFault):
         await server.ready()
         logger.info("ready: observations are answered")
-        gc.collect()
-        gc.freeze()
-
-
-def _on_signals(callback: Callable[[int], None]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            loop.add_signal_handler(number, callback, number)
-        except NotImplementedError:  # Windows
-            signal.signal(number, lambda number, _: loop.call_soon_threadsafe(callback, number))
-
-
-_Outcome = TypeVar("_Outcome")
-
-
-def _run(main: Coroutine[Any, Any, _Outcome]) -> _Outcome:
-    """`asyncio.run` on uvloop where it is installed (a twentieth less per raw call), without a handler for SIGINT."""
-    try:
-        loop = cast(asyncio.AbstractEventLoop, importlib.import_module("uvloop").new_event_loop())
-    except ImportError:
-        loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(main)
-    finally:
-        loop.run_until_complete(_cancel_leftovers())
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
-
-
-async def _cancel_leftovers() -> None:
-    leftovers = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in leftovers:
-        task.cancel()
-    await asyncio.gather(*leftovers, return_exceptions=True)
-
-
-def _select_subprotocol(_: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    return Subprotocol(SUBPROTOCOL) if SUBPROTOCOL in offered else None
+        freeze_memory()

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from relay.models.groot.area import resize_area
+from relay.models.groot.image_recipe import ImageRecipe
 from relay.models.groot.images import crop_and_resize, cropped_size, prepare_frame, vision_size
-from relay.models.groot.recipe import ImageRecipe
 
 N17 = ImageRecipe("area", shortest_edge=256, crop_fraction=0.95, target=(256, 256), crop=(244, 244))
 TORCHVISION = ImageRecipe("torchvision", target=(256, 256), crop=(231, 231))

@@ -240,7 +240,7 @@ def test_a_tensor_that_is_not_lerobots_is_named(tmp_path: Path) -> None:
 
 def test_a_setting_of_the_processor_that_is_not_known_is_remarked_and_those_of_training_are_not(tmp_path: Path) -> None:
     settings = {"clip_outlier": False, "sharpness": 3, "color_jitter_params": {"brightness": 0.3}, "use_mean_std": True}
-    found = inspect_checkpoint(write_isaac(tmp_path, processor=settings))
+    found = inspect_checkpoint(write_isaac(tmp_path, processor=settings), **HAS_TOKENIZER)
     assert found.problems == ()
     assert found.remarks == (
         "processor_config.json: clip_outlier is not known and has no effect here, did you mean 'clip_outliers'?",

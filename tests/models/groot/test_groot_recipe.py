@@ -11,7 +11,7 @@ from groot_folders import DROID, IDS, LIBERO, WIDTHS, processor_kwargs, statisti
 
 from relay.engine.weights import CheckpointError
 from relay.models.groot.embodiments import KNOWN, resolve
-from relay.models.groot.recipe import ImageRecipe, Recipe, read_image_recipe, read_recipe
+from relay.models.groot.recipe import Recipe, read_recipe
 
 SIZES: dict[str, Any] = {key: WIDTHS[key] for key in ("max_state_dim", "max_action_dim", "action_horizon")}
 
@@ -151,35 +151,6 @@ def test_statistics_absent_for_a_tag_are_refused_with_those_there_are() -> None:
         read(statistics={LIBERO: statistics_of(LIBERO)})
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (("state", "eef_9d", "q01"), [float("nan")] * 9, r"q01 of .*nan, expected a finite number"),
-        (("state", "eef_9d", "mean"), [float("nan")] * 9, "mean of eef_9d\\[0\\] is nan, expected a finite number"),
-        (("state", "eef_9d", "q01"), [*[0.0] * 8, 99.0], "q01 of eef_9d\\[8\\] is 99, above q99"),
-        (("state", "eef_9d", "q99"), [1.0] * 8, r"q01 has shape \(9,\), but q99 \(8,\)"),
-        (("state", "eef_9d", "q99"), ..., f"state of 'eef_9d' of {DROID} has no q99"),
-        (("state", "eef_9d"), ..., "eef_9d is missing, expected an object"),
-        (("relative_action", "eef_9d"), ..., "eef_9d is missing"),
-        (("relative_action",), ..., "relative_action is missing"),
-        (("action", "gripper_position", "q01"), ["a"], "q01 is not a list of numbers"),
-        (("action", "gripper_position", "q01"), [[0.0]], r"q01 has shape \(1, 1\)"),
-    ],
-)
-def test_statistics_that_do_not_fit_are_refused(place: tuple[str, ...], value: Any, message: str) -> None:
-    numbers = copy.deepcopy(statistics_of(DROID))
-    *way, last = place
-    inner: Any = numbers
-    for key in way:
-        inner = inner[key]
-    if value is ...:
-        del inner[last]
-    else:
-        inner[last] = value
-    with pytest.raises(CheckpointError, match=message):
-        read(statistics={DROID: numbers})
-
-
 def test_relative_statistics_of_fewer_steps_are_refused_and_of_more_are_cut() -> None:
     numbers = copy.deepcopy(statistics_of(DROID))
     entry = numbers["relative_action"]["joint_position"]
@@ -252,51 +223,3 @@ def test_a_history_of_states_that_the_network_does_not_take_is_refused() -> None
     assert read(processor=processor).state_steps == 2
     with pytest.raises(CheckpointError, match="delta_indices has 2 entries, but the network takes 1"):
         read(processor=processor, state_history_length=1)
-
-
-IMAGES: dict[str, Any] = {
-    "use_albumentations": True,
-    "shortest_image_edge": 256,
-    "crop_fraction": 0.95,
-    "image_target_size": [256, 256],
-    "image_crop_size": [244, 244],
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, ImageRecipe("area", False, 256, 0.95, (256, 256), (244, 244))),
-        ({"crop_fraction": None}, ImageRecipe("area", False, 256, 244 / 256, (256, 256), (244, 244))),
-        ({"shortest_image_edge": None}, ImageRecipe("area", False, None, 0.95, (256, 256), (244, 244))),
-        ({"use_albumentations": False}, ImageRecipe("torchvision", target=(256, 256), crop=(244, 244))),
-        ({"letter_box_transform": True}, ImageRecipe("area", True, 256, 0.95, (256, 256), (244, 244))),
-        (
-            {"use_albumentations": False, "lerobot_frames": True, "shortest_image_edge": None},
-            ImageRecipe("lerobot", False, 256, 0.95, (256, 256), (244, 244)),
-        ),
-        (
-            {"lerobot_frames": True, "crop_fraction": None, "image_crop_size": None},
-            ImageRecipe("area", False, 256, 1.0, (256, 256), None),
-        ),
-    ],
-)
-def test_image_settings_choose_the_recipe(changes: dict[str, Any], expected: ImageRecipe) -> None:
-    assert read_image_recipe({**IMAGES, **changes}) == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"crop_fraction": 1.2}, "the crop keeps 1.2 of a side"),
-        ({"crop_fraction": None, "image_crop_size": None}, "neither crop_fraction nor image_crop_size"),
-        ({"shortest_image_edge": None, "image_target_size": None}, "image_target_size is missing"),
-        ({"shortest_image_edge": "256"}, "shortest_image_edge is '256', expected pixels"),
-        ({"image_target_size": [256]}, "image_target_size is a list of 1 items, expected height and width"),
-        ({"use_albumentations": False, "image_crop_size": None}, "image_crop_size is missing"),
-        ({"use_albumentations": False, "image_crop_size": [300, 200]}, "is larger than image_target_size"),
-    ],
-)
-def test_image_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        read_image_recipe({**IMAGES, **changes})

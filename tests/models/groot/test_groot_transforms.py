@@ -11,9 +11,9 @@ from groot_folders import DROID, LIBERO, observation
 from groot_observations import EXTERIOR, FORMS, RECIPES, WRIST, in_form, state_with, with_text
 from groot_words import write_tokenizer
 
+from relay.models.groot.image_recipe import ImageRecipe
 from relay.models.groot.images import prepare_frame
 from relay.models.groot.prompt import PromptTokenizer, load_tokenizer
-from relay.models.groot.recipe import ImageRecipe
 from relay.models.groot.transforms import GrootPrepared, prepare, resting_state, to_robot
 from relay.models.groot.units import to_network, to_robot_units
 from relay.protocol.errors import ObservationError

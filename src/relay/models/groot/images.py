@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from relay.models.groot.area import resize_area
 from relay.models.groot.fused import Kernel, Step, chain, resize_fused
-from relay.models.groot.recipe import ImageRecipe
+from relay.models.groot.image_recipe import ImageRecipe
 
 TOKEN_SIDE = 32
 """Pixels along a side of what becomes one token: two patches of 16."""

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.engine.json_entries import did_you_mean, entry, entry_or
-from relay.engine.statistics import damage, numbers
 from relay.engine.weights import CheckpointError
+from relay.models.groot.embodiment_statistics import EmbodimentStatistics
 from relay.models.groot.embodiments import Embodiment, resolve
+from relay.models.groot.formats import PROCESSOR_FILE, STATISTICS_FILE
+from relay.models.groot.image_recipe import ImageRecipe, read_image_recipe
 from relay.protocol.wording import shown
-
-PROCESSOR_FILE, STATISTICS_FILE = "processor_config.json", "statistics.json"
 
 StateEncoding = Literal["sin_cos", "mean_std", "min_max"]
 ActionScaling = Literal["mean_std", "min_max"]
@@ -73,27 +73,6 @@ class ActionGroup:
     relative: Relative | None = None
     state_key: str = ""
     delta: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ImageRecipe:
-    """How frames are cropped and resized before the vision tower's own resize.
-
-    Attributes:
-        kind: `area` (N1.7's, `use_albumentations`), `torchvision` (Isaac-GR00T's other one) or `lerobot` (lerobot's
-            own version of that).
-        letterbox: pad to a square with black first.
-        shortest_edge: of the kinds `area` and `lerobot`; None in `area` resizes to `target` exactly.
-        crop_fraction: of the kinds `area` and `lerobot`: how much of each side is kept.
-        target, crop: (height, width); of `torchvision`, and of `area` without `shortest_edge`.
-    """
-
-    kind: Literal["area", "torchvision", "lerobot"]
-    letterbox: bool = False
-    shortest_edge: int | None = None
-    crop_fraction: float = 1.0
-    target: tuple[int, int] | None = None
-    crop: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +149,7 @@ def read_recipe(
     if processor.get("use_tactile"):
         raise CheckpointError(f"{PROCESSOR_FILE}: use_tactile is on; tactile inputs are not supported")
     _check_sizes(processor, max_state_dim, max_action_dim, action_horizon)
-    numbers = _Numbers(entry(statistics, tag, dict, STATISTICS_FILE), tag)
+    numbers = EmbodimentStatistics(entry(statistics, tag, dict, STATISTICS_FILE), tag)
     video, state, action, language = (_Modality(modalities, name, tag) for name in _MODALITIES)
     if len(language.indices) != 1:
         raise CheckpointError(f"{language.place}: delta_indices has {len(language.indices)} entries, expected one")
@@ -271,7 +250,7 @@ class _Modality:
         return cast("list[str]", texts)
 
 
-def _read_part(key: str, state: _Modality, numbers: _Numbers, processor: Mapping[str, Any]) -> StatePart:
+def _read_part(key: str, state: _Modality, numbers: EmbodimentStatistics, processor: Mapping[str, Any]) -> StatePart:
     encode_angles = entry_or(processor, "apply_sincos_state_encoding", False, PROCESSOR_FILE)
     if encode_angles and state.among("sin_cos_embedding_keys", key):
         width = numbers.width("state", key)
@@ -287,7 +266,7 @@ def _read_group(
     key: str,
     told: Mapping[str, Any],
     action: _Modality,
-    numbers: _Numbers,
+    numbers: EmbodimentStatistics,
     processor: Mapping[str, Any],
     parts: Sequence[StatePart],
     horizon: int,
@@ -356,53 +335,6 @@ def _enumerated(told: Mapping[str, Any], key: str, names: Sequence[str], place: 
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """An embodiment's entry of `statistics.json`."""
-
-    told: Mapping[str, Any]
-    tag: str
-
-    def width(self, modality: str, key: str) -> int:
-        values = self._of(modality, key)
-        for name in _STATISTICS:
-            if values.get(name) is not None:
-                return self._vector(modality, key, name).shape[-1]
-        raise CheckpointError(f"{self._place(modality, key)} has none of {', '.join(_STATISTICS)}")
-
-    def pair(self, modality: str, key: str, first: str, second: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Two statistics of a key, either its ends or its mean and deviation; the unused ones must be right too."""
-        place, told = self._place(modality, key), self._of(modality, key)
-        low, high = self._vector(modality, key, first), self._vector(modality, key, second)
-        if low.shape != high.shape:
-            raise CheckpointError(f"{place}: {first} has shape {low.shape}, but {second} {high.shape}")
-        given = {name: self._vector(modality, key, name) for name in _STATISTICS if told.get(name) is not None}
-        if wrong := damage(given, key):
-            raise CheckpointError(f"{place}: {wrong}; take the file of the training run, or compute it anew")
-        return low, high
-
-    def _vector(self, modality: str, key: str, name: str) -> NDArray[np.float64]:
-        place = self._place(modality, key)
-        value = self._of(modality, key).get(name)
-        if value is None:
-            raise CheckpointError(f"{place} has no {name}")
-        vector = numbers(value)
-        if vector is None:
-            raise CheckpointError(f"{place}: {name} is not a list of numbers")
-        most = 2 if modality == "relative_action" else 1
-        if not 1 <= vector.ndim <= most or vector.size == 0:
-            raise CheckpointError(f"{place}: {name} has shape {vector.shape}, expected one entry per value")
-        return vector
-
-    def _of(self, modality: str, key: str) -> Mapping[str, Any]:
-        place = f"{STATISTICS_FILE}, {self.tag}"
-        keys: dict[str, Any] = entry(self.told, modality, dict, place)
-        return cast("dict[str, Any]", entry(keys, key, dict, f"{place}, {modality}"))
-
-    def _place(self, modality: str, key: str) -> str:
-        return f"{STATISTICS_FILE}: {modality} of {key!r} of {self.tag}"
-
-
 def unread_settings(processor: Mapping[str, Any]) -> tuple[str, ...]:
     """A sentence for each of `processor_kwargs` that is neither read here nor of training alone."""
     return tuple(
@@ -445,58 +377,3 @@ _OF_TRAINING = (
     "tactile_embed_dim",
 )
 """Arguments of Isaac-GR00T's processor; those of tactile inputs mean nothing where `use_tactile` is off."""
-
-
-_STATISTICS = ("min", "max", "mean", "std", "q01", "q99")
-
-
-def read_image_recipe(processor: Mapping[str, Any]) -> ImageRecipe:
-    """How frames are resized.
-
-    Args:
-        processor: as in `read_recipe`; `lerobot_frames` tells that lerobot trained on these settings, which reads some
-            of them in another way.
-
-    Raises:
-        CheckpointError: an entry is missing or contradicts another.
-    """
-    target, crop = _pair(processor, "image_target_size"), _pair(processor, "image_crop_size")
-    letterbox = entry_or(processor, "letter_box_transform", False, PROCESSOR_FILE)
-    area = entry(processor, "use_albumentations", bool, PROCESSOR_FILE)
-    by_lerobot = entry_or(processor, "lerobot_frames", False, PROCESSOR_FILE)
-    if not area and not by_lerobot:
-        if target is None or crop is None:
-            missing = "image_crop_size" if target else "image_target_size"
-            raise CheckpointError(f"{PROCESSOR_FILE}: {missing} is missing, expected height and width")
-        if crop[0] > target[0] or crop[1] > target[1]:
-            raise CheckpointError(f"{PROCESSOR_FILE}: image_crop_size {crop} is larger than image_target_size {target}")
-        return ImageRecipe("torchvision", letterbox, target=target, crop=crop)
-    edge = processor.get("shortest_image_edge")
-    if edge is not None and (type(edge) is not int or edge < 1):
-        raise CheckpointError(f"{PROCESSOR_FILE}: shortest_image_edge is {shown(edge)}, expected pixels")
-    fraction = processor.get("crop_fraction")
-    if fraction is None and by_lerobot and crop is None:
-        fraction = 1.0
-    if fraction is None:
-        if target is None or crop is None:
-            raise CheckpointError(
-                f"{PROCESSOR_FILE}: neither crop_fraction nor image_crop_size and image_target_size say what is kept"
-            )
-        fraction = crop[0] / target[0]
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
-        raise CheckpointError(f"{PROCESSOR_FILE}: the crop keeps {shown(fraction)} of a side, expected 0 to 1")
-    if (edge is None or by_lerobot) and target is None:
-        raise CheckpointError(f"{PROCESSOR_FILE}: image_target_size is missing, expected height and width")
-    if by_lerobot and edge is None:
-        edge = cast("tuple[int, int]", target)[0]
-    return ImageRecipe("area" if area else "lerobot", letterbox, edge, float(fraction), target, crop)
-
-
-def _pair(processor: Mapping[str, Any], key: str) -> tuple[int, int] | None:
-    value = processor.get(key)
-    if value is None:
-        return None
-    sides = cast("list[Any]", value) if isinstance(value, list) else []
-    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
-        raise CheckpointError(f"{PROCESSOR_FILE}: {key} is {shown(value)}, expected height and width in pixels")
-    return sides[0], sides[1]

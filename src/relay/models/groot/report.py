@@ -11,10 +11,11 @@ from pathlib import Path
 from relay.engine.weights import CheckpointError, TensorSource
 from relay.models.groot.config import GrootConfig
 from relay.models.groot.formats import is_groot
+from relay.models.groot.image_recipe import ImageRecipe
 from relay.models.groot.inspection import Inspection, complete_settings, inspect_checkpoint
 from relay.models.groot.preview import preview
 from relay.models.groot.prompt import load_tokenizer
-from relay.models.groot.recipe import ActionGroup, ImageRecipe, Recipe, StatePart
+from relay.models.groot.recipe import ActionGroup, Recipe, StatePart
 from relay.models.groot.settings import SETTINGS_FILE
 from relay.models.groot.weights import do_not_fit, find_problems, ignored_names
 from relay.models.report import Cell, Report, Sample, Section
