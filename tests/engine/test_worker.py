@@ -111,6 +111,33 @@ async def test_one_waiter_that_gives_up_leaves_the_others_waiting():
         assert await patient is worker.engine
 
 
+async def test_those_who_wait_for_the_engine_go_on_in_the_order_in_which_they_came():
+    go_on = threading.Event()
+    order: list[str] = []
+
+    def load(progress: Progress) -> RowEngine:
+        assert go_on.wait(20)
+        return RowEngine()
+
+    async def wait(name: str) -> None:
+        await worker.ready()
+        order.append(name)
+
+    async def come_as_it_gets_ready() -> None:
+        while worker.engine is None:
+            await asyncio.sleep(0)
+        await wait("late")
+
+    async with started(load) as (worker, _):
+        late = asyncio.create_task(come_as_it_gets_ready())
+        early = [asyncio.create_task(wait(name)) for name in ("first", "second", "third")]
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(*early, late)
+        await wait("afterwards")
+    assert order == ["first", "second", "third", "late", "afterwards"]
+
+
 @pytest.mark.parametrize("error", [FileNotFoundError("no norm_stats.json"), SystemExit(3)])
 async def test_a_load_that_fails_is_fatal_and_says_why(error: BaseException):
     def load(progress: Progress) -> RowEngine:

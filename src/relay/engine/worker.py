@@ -91,11 +91,14 @@ class Worker:
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop
         self._loaded: asyncio.Future[Engine]
+        self._waiting = 0
+        self._turn: asyncio.Lock
 
     def start(self) -> None:
         """Begin to load; call it once, from the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
+        self._turn = asyncio.Lock()
         self._thread.start()
 
     @property
@@ -114,7 +117,7 @@ class Worker:
         return self._engine
 
     async def ready(self) -> Engine:
-        """Wait until the engine is loaded and warm.
+        """Wait until the engine is loaded and warm; those who wait go on in the order in which they came.
 
         Raises:
             LoadFailed: it never will be.
@@ -122,9 +125,14 @@ class Worker:
         """
         if self._fatal is not None:
             raise self._fatal
-        if self._engine is not None:
+        if self._engine is not None and not self._waiting:
             return self._engine
-        return await asyncio.shield(self._loaded)  # shielded: one waiter that gives up must not cancel the others
+        self._waiting += 1
+        try:
+            async with self._turn:  # who comes when the engine is just loaded must not pass those who waited for it
+                return await asyncio.shield(self._loaded)  # one waiter that gives up must not cancel the others
+        finally:
+            self._waiting -= 1
 
     async def infer(self, batch: Sequence[Work]) -> BatchAnswer:
         """Run one batch on the device; exactly one answer per row, and no row with non-finite actions.
