@@ -27,9 +27,13 @@ class BatchCosts:
 
     def learn(self, batch_key: Hashable, rows: int, seconds: float) -> None:
         """A batch of `rows` rows took `seconds`."""
-        cost = self._costs.setdefault(batch_key, _Cost())
+        cost = self._costs.get(batch_key)
+        if cost is None:
+            cost = self._costs[batch_key] = _Cost()
         self._costs.move_to_end(batch_key)
-        cost.seconds.setdefault(rows, deque(maxlen=REMEMBERED_BATCHES)).append(seconds)
+        if rows not in cost.seconds:
+            cost.seconds[rows] = deque(maxlen=REMEMBERED_BATCHES)
+        cost.seconds[rows].append(seconds)
         cost.line = None
         if len(self._costs) > REMEMBERED_KEYS:
             self._costs.popitem(last=False)

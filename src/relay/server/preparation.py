@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import struct
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -248,17 +249,21 @@ def _baseline_bytes(data: bytes) -> int:
     Raises:
         ObservationError: it has no such header near its beginning; a progressive file may take many times as long.
     """
-    start = 2
+    start, last = 2, len(data) - 9
     for _ in range(JPEG_SEGMENTS):
-        marker = data[start : start + 2]
-        if marker == b"\xff\xc0":
-            height, width = data[start + 5 : start + 7], data[start + 7 : start + 9]
-            return 3 * int.from_bytes(height, "big") * int.from_bytes(width, "big")
+        if start > last:
+            break
+        marker, length, _, height, width = _SEGMENT.unpack_from(data, start)
+        if marker == 0xFFC0:
+            return 3 * height * width
         if marker not in _BEFORE_FRAME:
             break
-        start += 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+        start += 2 + length
     raise ObservationError("not a plain baseline JPEG")
 
 
-_BEFORE_FRAME: Final = frozenset(bytes((0xFF, marker)) for marker in (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE))
+_SEGMENT: Final = struct.Struct(">HHBHH")
+"""Marker and length; of a frame header also bits, height and width."""
+
+_BEFORE_FRAME: Final = frozenset(0xFF00 | marker for marker in (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE))
 """Tables, restart interval, application data and comments."""
