@@ -13,8 +13,9 @@ stacks, to show what each end contributes. The stock packages are installed on t
 go to benchmarks/results/ as JSON.
 
 "around" is the time that our server spends on a request beside the model: from the unpacking of its message until its
-actions are encoded, less the batch's time on the device. So unpacking, decoding the frames and both changes of thread
-count; reading from the socket, packing the reply's map and sending do not. `server_timing` tells it to our client
+actions are encoded, less the batch's time on the device, to which the check that they are finite belongs. So
+unpacking, decoding the frames and both changes of thread count; reading from the socket, counting for `/metrics`,
+packing the reply's map and sending do not (0.1 ms more for one robot). `server_timing` tells it to our client
 (parse + infer + encode - model); it is shown for one robot, which waits for no other.
 """
 
@@ -163,7 +164,8 @@ def run_case(case: Case, frames: Path, rounds: int, versions: dict[str, Any]) ->
 
 def start_server(running: ExitStack, system: System, milliseconds: float) -> str:
     port = free_port()
-    options = ["--port", str(port), "--milliseconds", str(milliseconds), "--batch", str(system.batch)]
+    options = ["--port", str(port), "--milliseconds", str(milliseconds), "--row-milliseconds", "3"]
+    options += ["--batch", str(system.batch)]
     start(running, system.server, ["server", system.server, *options])
     wait_until_healthy(port, system.name)
     return f"ws://127.0.0.1:{port}"
