@@ -138,6 +138,19 @@ def test_adapters_that_came_later_and_fit_are_run_prepared(tmp_path: Path) -> No
     assert setting.distance([*setting.held, None]) <= 1e-5
 
 
+def test_adapters_held_at_the_start_are_run_prepared_whoever_comes_and_goes(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, ["MLPs", "vision"])
+    first, second = setting.held
+    larger, other = setting.adapter("MLPs", 8, rank=9), setting.adapter("language", 9)
+    for held in ([first], [second], [first, second, larger, other], [first, second]):
+        setting.held = held
+        setting.resident.groups([held[0]])
+        for adapter in held:
+            assert (setting.sample([adapter, None]) is None) == (adapter in {larger, other})
+            if adapter in {first, second}:
+                assert setting.distance([adapter, None, adapter]) <= 1e-5
+
+
 def test_without_adapters_at_the_start_those_that_come_run_plain(tmp_path: Path) -> None:
     setting = Setting(tmp_path, [])
     assert len(setting.fixed.graphs) == 2 * len(list(PLAN))
