@@ -103,6 +103,18 @@ def test_what_was_in_the_buffers_changes_nothing(setting: Setting) -> None:
         assert torch.equal(actions, wanted)
 
 
+def test_buffers_that_are_spoilt_hold_nothing_that_a_call_could_use(setting: Setting) -> None:
+    assert setting.sample([setting.held[0], None]) is not None
+    setting.fixed.spoil()
+    assert (setting.fixed._staging._device == 0xFF).all()
+    assert setting.fixed._memory.view(torch.float32).isnan().all()
+    room = setting.fixed._room
+    assert room is not None
+    changes = [*room.rows.values(), *room.images.values()]
+    assert changes
+    assert all(part.isnan().all() for change in changes for part in change if part is not None)
+
+
 @pytest.mark.parametrize("images", GRIDS)
 @pytest.mark.parametrize("targets", [["MLPs", "norms of the time"], ["language", "vision"]], ids=str)
 def test_the_check_at_start_covers_adapters(
