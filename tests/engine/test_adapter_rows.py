@@ -17,6 +17,7 @@ from relay.engine.adapter_rows import (
     adapted,
     add_change,
     add_change_below,
+    by_layer,
     groups,
 )
 
@@ -108,6 +109,43 @@ def test_writing_a_slot_anew_leaves_nothing_of_what_was_there() -> None:
     expected = delta(low_rank(1, 9))
     x = torch.eye(6)[None]
     assert torch.allclose(add_change(torch.zeros(1, 6, 5), x, tables.rows((1,))["one"][1])[0], expected, atol=1e-6)
+
+
+LATER: list[Changes] = [
+    {"one": {0: low_rank(1, 4)}},
+    {"one": {1: low_rank(4, 5)}},
+    {"other": {0: LinearChange(bias=torch.ones(5))}},
+    {"other": {0: low_rank(1, 6)}},
+]
+
+
+@pytest.mark.parametrize("held", [[0], [2], [0, 2], [0, 1, 2, 3]], ids=str)
+def test_buffers_take_every_adapter_that_fits_them_whoever_came_or_went_since(held: list[int]) -> None:
+    """Two adapters need more than the buffers have: a larger rank, and factors where there is room for none."""
+    buffers = filled().buffers(3)
+    tables = ChangeTables(SHAPES, [LATER[number] for number in held], len(held), CPU)
+    for slot, number in enumerate(held, 1):
+        tables.write(slot, LATER[number])
+    for slot, number in enumerate(held, 1):
+        for change in buffers.values():
+            for part in change:
+                if part is not None:
+                    part.fill_(torch.nan)
+        assert tables.gather([0, slot, 0], buffers) == (number in {0, 2})
+        if number not in {0, 2}:
+            continue
+        for kind, change in buffers.items():
+            for layer, of_layer in enumerate(by_layer(change, lambda t: t)):
+                y = add_change(torch.zeros(3, 6, 5), torch.eye(6).repeat(3, 1, 1), of_layer)
+                told = LATER[number].get(kind, {}).get(layer)
+                assert not y[0].any()
+                assert not y[2].any()
+                assert torch.allclose(y[1], torch.zeros(6, 5) if told is None else applied(told), atol=1e-6)
+
+
+def applied(change: LinearChange) -> torch.Tensor:
+    """What a change adds for the rows of the unit matrix."""
+    return torch.ones(6, 5) if change.bias is not None else delta(change)
 
 
 def test_the_memory_of_a_slot_is_what_the_tables_take() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import le
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -120,8 +121,8 @@ class ChangeTables:
         self, shapes: Mapping[str, LinearShape], adapters: Iterable[Changes], slots: int, device: torch.device
     ) -> None:
         self.slots = slots
-        self._device = device
-        self._changed: list[frozenset[str]] = [frozenset()] * (slots + 1)
+        self._device, self._shapes = device, shapes
+        self._needs = [dict[str, list[tuple[int, int, int] | None]]() for _ in range(slots + 1)]
         self._tables = {
             kind: RowChange(
                 *(
@@ -145,7 +146,7 @@ class ChangeTables:
     def write(self, slot: int, changes: Changes) -> None:
         """Put an adapter in place of whatever was in the slot."""
         assert 1 <= slot <= self.slots
-        self._changed[slot] = frozenset(changes)
+        self._needs[slot] = _sizes(self._shapes, [changes])
         for kind, table in self._tables.items():
             for part, whole in zip(RowChange._fields, table, strict=True):
                 if whole is None:
@@ -166,14 +167,25 @@ class ChangeTables:
         }
 
     def gather(self, slots: Sequence[int], buffers: Mapping[str, RowChange]) -> bool:
-        """Fill the first rows of the buffers with the adapters in these slots; False if they are not of these sizes."""
-        if _shapes(self._tables) != _shapes(buffers):
+        """Fill the first rows of the buffers with the adapters in these slots; False if one of them needs more room.
+
+        The buffers may be those of other tables, of adapters that were held before some came or went.
+        """
+        if not all(_fits(self._needs[slot], buffers) for slot in set(slots)):
             return False
-        index = torch.tensor(slots, device=self._device)
-        for kind, table in self._tables.items():
-            for part, room in zip(table, buffers[kind], strict=True):
-                if part is not None and room is not None:
-                    torch.index_select(part, 0, index, out=room[: len(slots)])
+        index = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        for kind, change in buffers.items():
+            for part, whole in zip(self._tables.get(kind, RowChange()), change, strict=True):
+                if whole is None:
+                    continue
+                room = whole[: len(slots)]
+                if part is not None and part.shape[1:] == room.shape[1:]:
+                    torch.index_select(part, 0, index, out=room)
+                    continue
+                room.zero_()
+                if part is not None:  # tables of another rank: beyond the common one these adapters change nothing
+                    common = tuple(slice(min(sides)) for sides in zip(part.shape[1:], room.shape[1:], strict=True))
+                    room[(slice(None), *common)] = part[(slice(None), *common)].index_select(0, index)
         return True
 
     def rows(self, slots: Sequence[int], *, below: bool = False) -> dict[str, list[RowChange]]:
@@ -185,7 +197,7 @@ class ChangeTables:
         Args:
             below: whether it is for `add_change_below`.
         """
-        kinds = [kind for kind in self._tables if any(kind in self._changed[slot] for slot in slots)]
+        kinds = [kind for kind in self._tables if any(kind in self._needs[slot] for slot in slots)]
         if len(set(slots)) == 1:  # one adapter alone: nothing is copied
             place = slots[0] if below else (slots[0], None)
             return {kind: by_layer(self._tables[kind], lambda t: t[place]) for kind in kinds}
@@ -220,8 +232,13 @@ def groups(rows: Sequence[A | None], capacity: int) -> list[list[int]]:
     return [*(numbers for _, numbers in shared), *alone.values()]
 
 
-def _shapes(tables: Mapping[str, RowChange]) -> dict[str, list[torch.Size | None]]:
-    return {kind: [None if part is None else part.shape[1:] for part in table] for kind, table in tables.items()}
+def _fits(needs: Mapping[str, Sequence[tuple[int, int, int] | None]], buffers: Mapping[str, RowChange]) -> bool:
+    """Whether the buffers have room for an adapter with changes of these sizes."""
+    return all(
+        size is None or (part is not None and all(map(le, size, part.shape[1:])))
+        for kind, sizes in needs.items()
+        for size, part in zip(sizes, buffers.get(kind, RowChange()), strict=True)
+    )
 
 
 def by_layer(table: RowChange, pick: Callable[[Tensor], Tensor]) -> list[RowChange]:

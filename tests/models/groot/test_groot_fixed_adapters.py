@@ -103,6 +103,18 @@ def test_what_was_in_the_buffers_changes_nothing(setting: Setting) -> None:
         assert torch.equal(actions, wanted)
 
 
+def test_buffers_that_are_spoilt_hold_nothing_that_a_call_could_use(setting: Setting) -> None:
+    assert setting.sample([setting.held[0], None]) is not None
+    setting.fixed.spoil()
+    assert (setting.fixed._staging._device == 0xFF).all()
+    assert setting.fixed._memory.view(torch.float32).isnan().all()
+    room = setting.fixed._room
+    assert room is not None
+    changes = [*room.rows.values(), *room.images.values()]
+    assert changes
+    assert all(part.isnan().all() for change in changes for part in change if part is not None)
+
+
 @pytest.mark.parametrize("images", GRIDS)
 @pytest.mark.parametrize("targets", [["MLPs", "norms of the time"], ["language", "vision"]], ids=str)
 def test_the_check_at_start_covers_adapters(
@@ -136,6 +148,19 @@ def test_adapters_that_came_later_and_fit_are_run_prepared(tmp_path: Path) -> No
     setting = Setting(tmp_path, ["MLPs"])
     setting.held = [*setting.held, setting.adapter("MLPs", 7)]
     assert setting.distance([*setting.held, None]) <= 1e-5
+
+
+def test_adapters_held_at_the_start_are_run_prepared_whoever_comes_and_goes(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, ["MLPs", "vision"])
+    first, second = setting.held
+    larger, other = setting.adapter("MLPs", 8, rank=9), setting.adapter("language", 9)
+    for held in ([first], [second], [first, second, larger, other], [first, second]):
+        setting.held = held
+        setting.resident.groups([held[0]])
+        for adapter in held:
+            assert (setting.sample([adapter, None]) is None) == (adapter in {larger, other})
+            if adapter in {first, second}:
+                assert setting.distance([adapter, None, adapter]) <= 1e-5
 
 
 def test_without_adapters_at_the_start_those_that_come_run_plain(tmp_path: Path) -> None:

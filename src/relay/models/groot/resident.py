@@ -103,7 +103,7 @@ class ResidentAdapters:
         """Fill `padded` rows of the room with so many images each, those behind the batch's with zeros.
 
         Returns:
-            False if these adapters need more than that: a network of their own, or other sizes.
+            False if these adapters need more than that: a network of their own, or more room.
         """
         if any(adapter is not None and adapter.alone for adapter in rows):
             return False

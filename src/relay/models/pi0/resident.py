@@ -94,7 +94,7 @@ class ResidentAdapters:
         """Fill `padded` rows of the buffers, those behind the batch's with zeros.
 
         Returns:
-            False if these adapters need more than that: eyes or a network of their own, or other sizes.
+            False if these adapters need more than that: eyes or a network of their own, or more room.
         """
         if any(adapter is not None and (adapter.alone or adapter.own_vision) for adapter in rows):
             return False
