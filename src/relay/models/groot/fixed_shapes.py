@@ -106,10 +106,12 @@ class FixedShapes:
         """
         rows, adapters = [one.row for one in batch], [one.adapter for one in batch]
         shape = self.plan.fit(rows)
-        if shape is None or shape not in self._buffers or not self._bring_adapters(adapters, shape):
+        if shape is None or shape not in self._buffers:
             return None
-        adapted = any(adapters)
-        if self.plan.whole(rows, shape):
+        whole, adapted = self.plan.whole(rows, shape), any(adapters)
+        if adapted and not self._bring_adapters(adapters, shape, self._images(shape) if whole else 0):
+            return None
+        if whole:
             self._stage(rows, shape)
             self.graphs.replay(("adapted look" if adapted else "look", shape))
         else:
@@ -117,9 +119,10 @@ class FixedShapes:
             if self._resident is not None:
                 _, inputs = self._resident.apply(inputs, adapters, [len(row.images) for row in rows])
             self.look(inputs, shape)
-        schedule = self._model.schedule(num_steps, self._slot)
-        if self._resident is not None:
+        if adapted and self._resident is not None:
             schedule = self._resident.schedule(adapters, num_steps, self._slot)
+        else:
+            schedule = self._model.schedule(num_steps, self._slot)
         return self.denoise(noise, schedule, shape, adapted=adapted)
 
     @torch.inference_mode()
@@ -150,13 +153,11 @@ class FixedShapes:
         if self._room is not None:
             self._room.fill(float("nan"))
 
-    def _bring_adapters(self, adapters: Sequence[GrootAdapter | None], shape: Shape) -> bool:
-        """Fill in what the rows' adapters change; False if there is no room prepared for it."""
-        if not any(adapters):
-            return True
+    def _bring_adapters(self, adapters: Sequence[GrootAdapter | None], shape: Shape, images: int) -> bool:
+        """Fill in what the rows' adapters change, and so many images of each; False if there is no room for it."""
         if self._resident is None or self._room is None:
             return False
-        return self._resident.gather(adapters, shape.rows, self._images(shape), self._room)
+        return self._resident.gather(adapters, shape.rows, images, self._room)
 
     def _stage(self, rows: Sequence[GrootRow], shape: Shape) -> None:
         """Send the batch to the device, in one copy from page-locked memory."""
